@@ -1,0 +1,45 @@
+# `make reproduce` and `make test` set up all they need on a fresh machine with Python 3.11+ and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help reproduce test lint types bench clean
+help:
+	@echo "make reproduce   the paper's tables and figures, quick budget (results/quick)"
+	@echo "make test        lint, types and tests"
+	@echo "make bench       measured ratios, written to results/bench"
+	@echo "make clean       remove the virtual environment and caches"
+
+$(BIN)/python:
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'underhood needs Python 3.11 or newer; set PYTHON=')"
+	$(PYTHON) -m venv $(VENV)
+
+# Stamps, so that a second run installs nothing; they are older than what they depend on after an edit.
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable '.[dev,torch]'
+	@touch $@
+
+reproduce: $(VENV)/.installed
+	$(BIN)/underhood reproduce --budget quick --out results
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/basedpyright --warnings
+
+# Two processes of one thread each do twice the work of one process with two threads on networks this small.
+test: lint types
+	NPROC=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,75 @@
+"""What recurrent networks do under the hood.
+
+    attention ──compile──▶ gated RNN ──train──▶ trained RNN ──decompile──▶ attention + certificate
+                                                     └────────report (tables, figures, HTML)
+
+Names are imported on first use, so that `import underhood` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from underhood.attention.linear import LinearAttention
+    from underhood.attention.teachers import gradient_descent_attention, random_attention
+    from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, Gating, Linear, SparseMatrix, Stack
+    from underhood.errors import NotConstructible, UnderhoodError
+    from underhood.interop.files import load, save
+    from underhood.model import make_model
+
+__version__ = "0.1.0"
+
+# Name → module, in the order of the folders.
+_EXPORTS = {
+    "UnderhoodError": "errors",
+    "NotConstructible": "errors",
+    "make_model": "model",
+    "LinearAttention": "attention.linear",
+    "random_attention": "attention.teachers",
+    "gradient_descent_attention": "attention.teachers",
+    "Gating": "cells",
+    "GatedRNN": "cells",
+    "DenseGatedRNN": "cells",
+    "LRU": "cells",
+    "LSTM": "cells",
+    "GRU": "cells",
+    "Stack": "cells",
+    "Linear": "cells",
+    "SparseMatrix": "cells",
+    "save": "interop.files",
+    "load": "interop.files",
+}
+
+__all__ = [
+    "GRU",
+    "LRU",
+    "LSTM",
+    "DenseGatedRNN",
+    "GatedRNN",
+    "Gating",
+    "Linear",
+    "LinearAttention",
+    "NotConstructible",
+    "SparseMatrix",
+    "Stack",
+    "UnderhoodError",
+    "gradient_descent_attention",
+    "load",
+    "make_model",
+    "random_attention",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'underhood' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"underhood.{_EXPORTS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_EXPORTS])

@@ -1,0 +1,95 @@
+"""Shape glossary, and the one rule of precision: a model computes in the dtype of its weights.
+
+    t  time            d    input             n  hidden neurons         h    attention heads
+    b  batch           d_o  output            m  pre-readout neurons    d_k  keys, queries
+    (one sequence is (t, d); a batch is made outside, with jax.vmap)    d_v  values
+
+jax computes in float32 unless a global switch is set, and would silently truncate the float64 weights of a
+compiled network. So weights keep the dtype they came with (`as_weight`), and every model enters
+`precision_of(self)` around its own computation: float64 where its weights are float64, at no cost elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from underhood.errors import UnderhoodError
+
+
+def as_weight(value: Any) -> Any:
+    """A float array of jax's in the dtype that `value` has; float16 and bfloat16 widen to float32."""
+    if value is None or isinstance(value, jax.core.Tracer) or not _is_plain_array(value):
+        return value  # a traced weight, a sparse matrix, or a placeholder of a jax transformation
+    dtype = np.result_type(value)
+    if dtype not in (np.float32, np.float64):
+        dtype = np.dtype(np.float32 if dtype.itemsize <= 2 and dtype.kind not in "iub" else np.float64)
+    with jax.enable_x64(True):
+        return jnp.asarray(value, dtype)
+
+
+def _is_plain_array(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray | np.generic | list | tuple | float | int)
+
+
+def dtype_of(tree: Any) -> np.dtype:
+    """The widest dtype among the weights of `tree`."""
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
+    floats = [np.dtype(dtype) for dtype in dtypes if jnp.issubdtype(dtype, np.floating)]
+    return max(floats, key=lambda dtype: dtype.itemsize, default=np.dtype(np.float32))
+
+
+def precision_of(tree: Any) -> contextlib.AbstractContextManager[Any]:
+    """Within it, jax computes in the dtype of the weights of `tree`."""
+    if dtype_of(tree) == np.float64 and not jax.config.read("jax_enable_x64"):
+        return jax.enable_x64(True)
+    return contextlib.nullcontext()
+
+
+def like_input(result: Any, given: Any) -> Any:
+    """NumPy in, NumPy out: outside `precision_of`, arithmetic on a float64 jax array would truncate it."""
+    concrete = isinstance(result, jax.Array) and not isinstance(result, jax.core.Tracer)
+    return np.asarray(result) if concrete and not isinstance(given, jax.Array) else result
+
+
+def as_sequence(xs: Any, d: int, dtype: np.dtype) -> Float[Array, "t d"]:
+    """One sequence of inputs in the model's dtype, or an error that says how to hand over a batch."""
+    shape = np.shape(xs)
+    if len(shape) != 2 or shape[1] != d or shape[0] == 0:
+        remedy = "For a batch use jax.vmap(model)." if len(shape) == 3 else "Give one row a time step."
+        raise UnderhoodError(f"a model takes one sequence of shape (t, {d}), t ≥ 1", f"shape {shape}", remedy)
+    return jnp.asarray(xs, dtype)
+
+
+def as_input(x: Any, d: int, dtype: np.dtype) -> Float[Array, " d"]:
+    """One input vector in the model's dtype."""
+    if np.shape(x) != (d,):
+        raise UnderhoodError(f"a step takes one input of shape ({d},)", f"shape {np.shape(x)}")
+    return jnp.asarray(x, dtype)
+
+
+def require_finite(name: str, value: Any) -> None:
+    """Refuse NaN and infinite weights: no analysis or construction means anything with them."""
+    array = np.asarray(value)
+    if not np.all(np.isfinite(array)):
+        bad = int(np.size(array) - np.count_nonzero(np.isfinite(array)))
+        raise UnderhoodError(
+            f"weights are finite numbers; {name} is not", f"{bad} NaN or infinite of {array.size} entries"
+        )
+
+
+def require_shape(name: str, value: Any, expected: tuple[int | None, ...], why: str = "") -> None:
+    """`None` in `expected` stands for any size from 1 on."""
+    shape = np.shape(value)
+    fits = len(shape) == len(expected) and all(
+        size == want if want is not None else size >= 1 for size, want in zip(shape, expected, strict=False)
+    )
+    if not fits:
+        wanted = "(" + ", ".join("≥1" if size is None else str(size) for size in expected) + ")"
+        raise UnderhoodError(f"{name} has shape {wanted}{' ' + why if why else ''}", f"shape {shape}")

@@ -1,0 +1,104 @@
+"""Eq. 1: y_t = (Σ_{s≤t} (W_V x_s)(W_K x_s)ᵀ) (W_Q x_t), summed over heads."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from underhood.arrays import as_weight, require_shape
+from underhood.errors import UnderhoodError
+from underhood.model import AbstractModel
+
+
+def _with_heads(value: Any) -> Any:
+    """(d_v, d) becomes (1, d_v, d): one head is many heads with one of them."""
+    weight = as_weight(value)
+    if getattr(weight, "ndim", None) != 2:
+        return weight
+    with jax.enable_x64(True):
+        return weight[None]
+
+
+class LinearAttention(AbstractModel):
+    """Eq. 1: y_t = Σ_heads Σ_{s≤t} decay^{t-s} v_s (k_s · q_t), with v, k, q = W_V x, W_K x, W_Q x.
+
+    The paper's attention has decay 1, the default. Weights are given as matrices, or with a leading heads
+    axis. The state is the effective weight matrix W_t = decay · W_{t-1} + v_t k_tᵀ of each head.
+    """
+
+    kind: ClassVar[str] = "linear-attention"
+
+    w_value: Float[Array, "h d_v d"] = eqx.field(converter=_with_heads)
+    w_key: Float[Array, "h d_k d"] = eqx.field(converter=_with_heads)
+    w_query: Float[Array, "h d_k d"] = eqx.field(converter=_with_heads)
+    decay: Float[Array, " h"] | None = eqx.field(converter=as_weight, default=None)
+
+    def __check_init__(self) -> None:
+        require_shape("w_value", self.w_value, (None, None, None), "(heads, d_value, d)")
+        heads, _, d = np.shape(self.w_value)
+        require_shape("w_key", self.w_key, (heads, None, d), "(heads, d_key, d) with w_value's heads and d")
+        require_shape("w_query", self.w_query, np.shape(self.w_key), "as w_key has")
+        if self.decay is not None:
+            require_shape("decay", self.decay, (heads,), "(heads,)")
+
+    @property
+    def d(self) -> int:
+        return self.w_value.shape[2]
+
+    @property
+    def d_out(self) -> int:
+        return self.w_value.shape[1]
+
+    @property
+    def d_key(self) -> int:
+        return self.w_key.shape[1]
+
+    @property
+    def heads(self) -> int:
+        return self.w_value.shape[0]
+
+    @property
+    def key_query(self) -> np.ndarray:
+        """W_KᵀW_Q of each head, (h, d, d), in float64: all of keys and queries that the function can show."""
+        keys, queries = np.asarray(self.w_key, np.float64), np.asarray(self.w_query, np.float64)
+        return np.einsum("hka,hkb->hab", keys, queries)
+
+    def _decay(self) -> Float[Array, " h"]:
+        return jnp.ones(self.heads, self.dtype) if self.decay is None else self.decay
+
+    def _initial_state(self) -> Float[Array, "h d_v d_k"]:
+        return jnp.zeros((self.heads, self.d_out, self.d_key), self.dtype)
+
+    def _step(
+        self, state: Float[Array, "h d_v d_k"], x: Float[Array, " d"]
+    ) -> tuple[Float[Array, "h d_v d_k"], Float[Array, " d_v"]]:
+        values, keys, queries = self.w_value @ x, self.w_key @ x, self.w_query @ x
+        state = self._decay()[:, None, None] * state + values[:, :, None] * keys[:, None, :]
+        return state, jnp.einsum("hvk,hk->v", state, queries)
+
+    def naive(self, xs: Float[Array, "t d"]) -> Float[Array, "t d_v"]:
+        """Eq. 1 as a masked matrix: y = Σ_heads (mask ⊙ Q Kᵀ) V, without a state."""
+        return self._public(_naive, xs)
+
+
+def _naive(attention: LinearAttention, xs: Float[Array, "t d"]) -> Float[Array, "t d_v"]:
+    values, keys, queries = (
+        jnp.einsum("td,hkd->htk", xs, weight)
+        for weight in (attention.w_value, attention.w_key, attention.w_query)
+    )
+    lag = jnp.arange(len(xs))[:, None] - jnp.arange(len(xs))[None, :]
+    decay = attention._decay()[:, None, None] ** jnp.maximum(lag, 0)[None]
+    scores = jnp.where((lag >= 0)[None], decay * jnp.einsum("htk,hsk->hts", queries, keys), 0)
+    return jnp.einsum("hts,hsv->tv", scores, values)
+
+
+def require_attention(source: Any) -> LinearAttention:
+    """`source` as an attention, or an error that names what it is."""
+    if not isinstance(source, LinearAttention):
+        raise UnderhoodError("this needs a linear attention", getattr(source, "kind", type(source).__name__))
+    return source

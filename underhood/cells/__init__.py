@@ -1,0 +1,14 @@
+"""The recurrent networks of the paper, each with `initial_state`, `step`, `scan` and the call.
+
+A new architecture is one file here that registers itself, its line below, and its reference in
+tests/cells/references.py; the conformance tests find it in the registry.
+"""
+
+from underhood.cells.gated_rnn import DenseGatedRNN, GatedRNN, Gating
+from underhood.cells.gru import GRU
+from underhood.cells.linear import Linear, SparseMatrix
+from underhood.cells.lru import LRU
+from underhood.cells.lstm import LSTM
+from underhood.cells.stack import Stack
+
+__all__ = ["GRU", "LRU", "LSTM", "DenseGatedRNN", "GatedRNN", "Gating", "Linear", "SparseMatrix", "Stack"]

@@ -1,0 +1,231 @@
+"""Eq. 2: h_t = λ ⊙ h_{t-1} + g_in(x̃_t);  y_t = D g_out(h_t);  g(x) = (W_m x) ⊙ (W_x x);  x̃ = (x, 1).
+
+The inclusive form of Eq. 2: y_t sees x_t, as the sum of Eq. 1 does (docs/fidelity.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from underhood.arrays import as_weight, precision_of, require_shape
+from underhood.cells.linear import Matrix, apply, lecun_normal
+from underhood.cells.scan import diagonal_scan
+from underhood.errors import UnderhoodError
+from underhood.model import ARCHITECTURES, AbstractModel
+
+NU_MEMORY = -40.0  # λ = exp(−exp(ν)) is exactly 1 here, in float32 and in float64
+NU_FORGET = 7.0  # and exactly 0 here
+
+
+class Gating(eqx.Module):
+    """g(x) = (W_m x) ⊙ (W_x x): the linear gating of Eq. 2."""
+
+    kind: ClassVar[str] = "gating"
+
+    w_m: Matrix = eqx.field(converter=as_weight)
+    w_x: Matrix = eqx.field(converter=as_weight)
+
+    def __check_init__(self) -> None:
+        require_shape("w_m", self.w_m, (None, None), "(neurons, inputs)")
+        require_shape("w_x", self.w_x, self.w_m.shape, "as w_m has")
+
+    def __call__(self, x: Float[Array, "*t inputs"]) -> Float[Array, "*t neurons"]:
+        return apply(self.w_m, x) * apply(self.w_x, x)
+
+    @classmethod
+    def random(cls, inputs: int, neurons: int, *, key: Array, dtype: Any) -> Gating:
+        key_m, key_x = jax.random.split(key)
+        return cls(lecun_normal(key_m, (neurons, inputs), dtype), lecun_normal(key_x, (neurons, inputs), dtype))
+
+
+def append_one(x: Float[Array, "*t d"]) -> Float[Array, "*t d+1"]:
+    """x̃ = (x, 1): the networks of Eq. 2 have no biases."""
+    return jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1), x.dtype)], axis=-1)
+
+
+class _Gated(Protocol):
+    """What diagonal and dense recurrence share; the fields stand in each class, in the order of the data."""
+
+    @property
+    def input_gating(self) -> Gating: ...
+    @property
+    def output_gating(self) -> Gating: ...
+    @property
+    def readout(self) -> Matrix: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+    @property
+    def d(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def pre_readout(self) -> int: ...
+
+
+class _AbstractGatedRNN(AbstractModel):
+    """Eq. 2 without its recurrence."""
+
+    parts: ClassVar[dict[str, str]] = {"input_gating": "gating", "output_gating": "gating"}
+
+    @property
+    def d(self: _Gated) -> int:
+        return self.input_gating.w_m.shape[1] - 1
+
+    @property
+    def d_out(self: _Gated) -> int:
+        return self.readout.shape[0]
+
+    @property
+    def hidden(self: _Gated) -> int:
+        return self.input_gating.w_m.shape[0]
+
+    @property
+    def pre_readout(self: _Gated) -> int:
+        return self.output_gating.w_m.shape[0]
+
+    def _check_sizes(self: _Gated) -> None:
+        if self.d < 1:
+            raise UnderhoodError("input_gating reads (x, 1), so it has 2 columns or more", self.d + 1)
+        reads = self.output_gating.w_m
+        require_shape("output_gating.w_m", reads, (None, self.hidden), "(pre-readout, hidden)")
+        require_shape("readout", self.readout, (None, self.pre_readout), "(d_out, pre-readout)")
+
+    def _initial_state(self: _Gated) -> Float[Array, " n"]:
+        return jnp.zeros(self.hidden, self.dtype)
+
+    def _output(self: _Gated, h: Float[Array, "*t n"]) -> Float[Array, "*t d_o"]:
+        return apply(self.readout, self.output_gating(h))
+
+
+class GatedRNN(_AbstractGatedRNN):
+    """Eq. 2 with diagonal recurrence, λ = exp(−exp(ν)) in [0, 1]."""
+
+    kind: ClassVar[str] = "gated-rnn"
+
+    input_gating: Gating
+    nu: Float[Array, " n"] = eqx.field(converter=as_weight)
+    output_gating: Gating
+    readout: Matrix = eqx.field(converter=as_weight)
+
+    def __check_init__(self) -> None:
+        self._check_sizes()
+        require_shape("nu", self.nu, (self.hidden,), "(hidden,)")
+
+    @property
+    def lambda_(self) -> Float[Array, " n"]:
+        with precision_of(self):
+            return jnp.exp(-jnp.exp(self.nu))
+
+    @classmethod
+    def from_lambda(cls, input_gating: Gating, lambda_: Any, output_gating: Gating, readout: Any) -> GatedRNN:
+        """The network with these λ in [0, 1]; 0 and 1 are met exactly."""
+        return cls(input_gating, nu_of(lambda_), output_gating, readout)
+
+    @classmethod
+    def random(
+        cls,
+        *,
+        d: int,
+        hidden: int,
+        key: Array,
+        pre_readout: int | None = None,
+        d_out: int | None = None,
+        dtype: Any = jnp.float32,
+    ) -> GatedRNN:
+        """Normal weights of variance 1/inputs; λ uniform on (0, 1) (docs/fidelity.md)."""
+        pre_readout, d_out = pre_readout or hidden, d_out or d
+        keys = jax.random.split(key, 4)
+        lambda_ = jax.random.uniform(keys[1], (hidden,), dtype, minval=0.01, maxval=0.99)
+        return cls(
+            Gating.random(d + 1, hidden, key=keys[0], dtype=dtype),
+            jnp.log(-jnp.log(lambda_)),
+            Gating.random(hidden, pre_readout, key=keys[2], dtype=dtype),
+            lecun_normal(keys[3], (d_out, pre_readout), dtype),
+        )
+
+    def _step(
+        self, state: Float[Array, " n"], x: Float[Array, " d"]
+    ) -> tuple[Float[Array, " n"], Float[Array, " d_o"]]:
+        state = self.lambda_ * state + self.input_gating(append_one(x))
+        return state, self._output(state)
+
+    def _scan(
+        self, xs: Float[Array, "t d"], state: Float[Array, " n"]
+    ) -> tuple[Float[Array, "t d_o"], Float[Array, " n"]]:
+        states = diagonal_scan(self.lambda_, self.input_gating(append_one(xs)), state)
+        return self._output(states), states[-1]
+
+
+class DenseGatedRNN(_AbstractGatedRNN):
+    """Eq. 2 with dense linear recurrence: h_t = A h_{t-1} + g_in(x̃_t) (Section 3.3)."""
+
+    kind: ClassVar[str] = "gated-rnn-dense"
+
+    input_gating: Gating
+    recurrence: Float[Array, "n n"] = eqx.field(converter=as_weight)
+    output_gating: Gating
+    readout: Matrix = eqx.field(converter=as_weight)
+
+    def __check_init__(self) -> None:
+        self._check_sizes()
+        require_shape("recurrence", self.recurrence, (self.hidden, self.hidden), "(hidden, hidden)")
+
+    @classmethod
+    def random(cls, *, d: int, hidden: int, key: Array, **sizes: Any) -> DenseGatedRNN:
+        """As the diagonal network; the recurrence is diag(λ) plus small normal entries of norm about 1/10."""
+        key_cell, key_dense = jax.random.split(key)
+        cell = GatedRNN.random(d=d, hidden=hidden, key=key_cell, **sizes)
+        noise = 0.1 * lecun_normal(key_dense, (hidden, hidden), cell.dtype)
+        return cls(cell.input_gating, jnp.diag(cell.lambda_) + noise, cell.output_gating, cell.readout)
+
+    def _step(
+        self, state: Float[Array, " n"], x: Float[Array, " d"]
+    ) -> tuple[Float[Array, " n"], Float[Array, " d_o"]]:
+        state = self.recurrence @ state + self.input_gating(append_one(x))
+        return state, self._output(state)
+
+    def _scan(
+        self, xs: Float[Array, "t d"], state: Float[Array, " n"]
+    ) -> tuple[Float[Array, "t d_o"], Float[Array, " n"]]:
+        def body(state: Array, inputs: Array) -> tuple[Array, Array]:
+            state = self.recurrence @ state + inputs
+            return state, state
+
+        state, states = jax.lax.scan(body, state, self.input_gating(append_one(xs)))
+        return self._output(states), state
+
+
+def nu_of(lambda_: Any) -> np.ndarray:
+    """ν with exp(−exp(ν)) = λ; exactly 0 and 1 at the ends."""
+    lambda_ = np.asarray(lambda_)
+    lambda_ = lambda_ if lambda_.dtype == np.float32 else lambda_.astype(np.float64)
+    if not np.all((lambda_ >= 0) & (lambda_ <= 1)):
+        raise UnderhoodError(
+            "λ lies in [0, 1], or hidden states explode", f"{np.min(lambda_)} to {np.max(lambda_)}"
+        )
+    inner = np.clip(lambda_, np.finfo(lambda_.dtype).tiny, 1 - np.finfo(lambda_.dtype).epsneg)
+    nu = np.log(-np.log(inner))
+    return np.where(lambda_ == 1, NU_MEMORY, np.where(lambda_ == 0, NU_FORGET, nu)).astype(lambda_.dtype)
+
+
+@ARCHITECTURES.register("gated-rnn")
+def _gated_rnn(d: int, *, d_out: int, hidden: int, layers: int, key: Array, dtype: Any) -> GatedRNN:
+    _one_layer("gated-rnn", layers)
+    return GatedRNN.random(d=d, d_out=d_out, hidden=hidden, key=key, dtype=dtype)
+
+
+@ARCHITECTURES.register("gated-rnn-dense")
+def _dense_gated_rnn(d: int, *, d_out: int, hidden: int, layers: int, key: Array, dtype: Any) -> DenseGatedRNN:
+    _one_layer("gated-rnn-dense", layers)
+    return DenseGatedRNN.random(d=d, d_out=d_out, hidden=hidden, key=key, dtype=dtype)
+
+
+def _one_layer(name: str, layers: int) -> None:
+    if layers != 1:
+        raise UnderhoodError(f"{name} is one layer, as in Eq. 2", f"layers={layers}", "Leave layers at 1.")

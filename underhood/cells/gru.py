@@ -1,0 +1,74 @@
+"""Eq. 16–19, the GRU: h_t = (1 − z_t) ⊙ h_{t-1} + z_t ⊙ h̃_t, with the reset inside the recurrent product."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from underhood.arrays import as_weight
+from underhood.cells.lstm import check_gates, random_gates, scan_driven
+from underhood.cells.stack import register_stack
+from underhood.model import AbstractModel
+
+# Rows of u, v and b, in the order of Eq. 16, 17 and 18.
+RESET, CANDIDATE, UPDATE = range(3)
+
+
+class GRU(AbstractModel):
+    """r, z = σ(U x + V h + b), h̃ = tanh(U x + V (r ⊙ h) + b), each with its row of `u`, `v` and `b`."""
+
+    kind: ClassVar[str] = "gru-cell"
+
+    u: Float[Array, "3 n d"] = eqx.field(converter=as_weight)
+    v: Float[Array, "3 n n"] = eqx.field(converter=as_weight)
+    b: Float[Array, "3 n"] = eqx.field(converter=as_weight)
+
+    def __check_init__(self) -> None:
+        check_gates(self, gates=3)
+
+    @property
+    def d(self) -> int:
+        return self.u.shape[2]
+
+    @property
+    def d_out(self) -> int:
+        return self.hidden
+
+    @property
+    def hidden(self) -> int:
+        return self.u.shape[1]
+
+    @classmethod
+    def random(cls, *, d: int, hidden: int, key: Array, dtype: Any = jnp.float32) -> GRU:
+        return cls(*random_gates(3, d, hidden, key, dtype))
+
+    def _initial_state(self) -> Float[Array, " n"]:
+        return jnp.zeros(self.hidden, self.dtype)
+
+    def _driven_step(
+        self, h: Float[Array, " n"], driven: Float[Array, "3 n"]
+    ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        reset = jax.nn.sigmoid(driven[RESET] + self.v[RESET] @ h)
+        update = jax.nn.sigmoid(driven[UPDATE] + self.v[UPDATE] @ h)
+        candidate = jnp.tanh(driven[CANDIDATE] + self.v[CANDIDATE] @ (reset * h))
+        h = (1 - update) * h + update * candidate
+        return h, h
+
+    def _step(
+        self, state: Float[Array, " n"], x: Float[Array, " d"]
+    ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        return self._driven_step(state, self.u @ x + self.b)
+
+    def _scan(
+        self, xs: Float[Array, "t d"], state: Float[Array, " n"]
+    ) -> tuple[Float[Array, "t n"], Float[Array, " n"]]:
+        return scan_driven(self, xs, state)
+
+
+@register_stack("gru")
+def _gru(inputs: int, hidden: int, key: Array, dtype: Any) -> GRU:
+    return GRU.random(d=inputs, hidden=hidden, key=key, dtype=dtype)

@@ -1,0 +1,168 @@
+"""Eq. 6–9: h_t = λ ⊙ h_{t-1} + γ ⊙ (B u_t);  ŷ_t = Re[C h_t] + D u_t;  y_t = σ(W_m ·) ⊙ (W_x ŷ_t).
+
+Three forms (Appendix A.1):
+
+    out      u = x              the m branch of the output gating reads ŷ     (the usual LRU)
+    in-out   u = GLU(x)         the m branch reads ŷ
+    in-skip  u = GLU(x)         the m branch reads x
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, get_args
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Complex, Float
+
+from underhood.arrays import as_weight, precision_of, require_shape
+from underhood.cells.gated_rnn import Gating
+from underhood.cells.linear import apply, lecun_normal
+from underhood.cells.scan import diagonal_scan
+from underhood.cells.stack import register_stack
+from underhood.errors import UnderhoodError
+from underhood.model import AbstractModel
+
+Form = Literal["out", "in-out", "in-skip"]
+
+
+def glu(gating: Gating, m: Float[Array, "*t a"], x: Float[Array, "*t b"]) -> Float[Array, "*t d_o"]:
+    """GLU: σ(W_m m) ⊙ (W_x x)."""
+    return jax.nn.sigmoid(apply(gating.w_m, m)) * apply(gating.w_x, x)
+
+
+class LRU(AbstractModel):
+    """Eq. 6–9, complex and diagonal: λ = exp(−exp(ν) + i exp(θ)), γ = exp(γ_log).
+
+    Complex weights are kept as real and imaginary parts: that is what files, optimisers and torch take.
+    """
+
+    kind: ClassVar[str] = "lru-cell"
+    parts: ClassVar[dict[str, str]] = {"input_gating": "gating", "output_gating": "gating"}
+
+    nu_log: Float[Array, " n"] = eqx.field(converter=as_weight)
+    theta_log: Float[Array, " n"] = eqx.field(converter=as_weight)
+    gamma_log: Float[Array, " n"] = eqx.field(converter=as_weight)
+    b_real: Float[Array, "n d_u"] = eqx.field(converter=as_weight)
+    b_imag: Float[Array, "n d_u"] = eqx.field(converter=as_weight)
+    c_real: Float[Array, "d_y n"] = eqx.field(converter=as_weight)
+    c_imag: Float[Array, "d_y n"] = eqx.field(converter=as_weight)
+    skip: Float[Array, "d_y d_u"] = eqx.field(converter=as_weight)  # D of Eq. 7
+    output_gating: Gating
+    input_gating: Gating | None = None
+    form: Form = eqx.field(static=True, default="out")
+
+    def __check_init__(self) -> None:
+        if self.form not in get_args(Form):
+            raise UnderhoodError("an LRU's form is out, in-out or in-skip", repr(self.form))
+        if (self.input_gating is None) != (self.form == "out"):
+            raise UnderhoodError(
+                "the forms in-out and in-skip have an input gating, and out has none", f"form {self.form!r}"
+            )
+        require_shape("nu_log", self.nu_log, (None,), "(hidden,)")
+        (hidden,) = self.nu_log.shape
+        inputs = self.d if self.input_gating is None else self.input_gating.w_m.shape[0]
+        require_shape("b_real", self.b_real, (hidden, inputs), "(hidden, inputs)")
+        require_shape("c_real", self.c_real, (None, hidden), "(d_y, hidden)")
+        read = self.c_real.shape[0]
+        for name, shape in {
+            "theta_log": (hidden,),
+            "gamma_log": (hidden,),
+            "b_imag": (hidden, inputs),
+            "c_imag": (read, hidden),
+            "skip": (read, inputs),
+            "output_gating.w_x": (self.d_out, read),
+            "output_gating.w_m": (self.d_out, self.d if self.form == "in-skip" else read),
+        }.items():
+            value: Any = self
+            for part in name.split("."):
+                value = getattr(value, part)
+            require_shape(name, value, shape)
+
+    @property
+    def d(self) -> int:
+        return self.b_real.shape[1] if self.input_gating is None else self.input_gating.w_m.shape[1]
+
+    @property
+    def d_out(self) -> int:
+        return self.output_gating.w_x.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        return self.nu_log.shape[0]
+
+    @property
+    def lambda_(self) -> Complex[Array, " n"]:
+        with precision_of(self):
+            return jnp.exp(jax.lax.complex(-jnp.exp(self.nu_log), jnp.exp(self.theta_log)))
+
+    @classmethod
+    def random(
+        cls, *, d: int, hidden: int, d_out: int, form: Form, key: Array, dtype: Any = jnp.float32
+    ) -> LRU:
+        """|λ|² uniform on (0, 1), phases uniform on (0, 2π), γ = √(1−|λ|²), B and C of unit gain."""
+        keys = jax.random.split(key, 9)
+        modulus_squared = jax.random.uniform(keys[0], (hidden,), dtype, minval=1e-3, maxval=1 - 1e-3)
+        phase = jax.random.uniform(keys[1], (hidden,), dtype, minval=1e-3, maxval=2 * jnp.pi)
+        half = jnp.asarray(0.5, dtype)
+        return cls(
+            nu_log=jnp.log(-half * jnp.log(modulus_squared)),
+            theta_log=jnp.log(phase),
+            gamma_log=half * jnp.log1p(-modulus_squared),
+            b_real=lecun_normal(keys[2], (hidden, d), dtype) * jnp.sqrt(half),
+            b_imag=lecun_normal(keys[3], (hidden, d), dtype) * jnp.sqrt(half),
+            c_real=lecun_normal(keys[4], (hidden, hidden), dtype),
+            c_imag=lecun_normal(keys[5], (hidden, hidden), dtype),
+            skip=lecun_normal(keys[6], (hidden, d), dtype),
+            output_gating=_random_glu((d if form == "in-skip" else hidden, hidden), d_out, keys[7], dtype),
+            input_gating=None if form == "out" else _random_glu((d, d), d, keys[8], dtype),
+            form=form,
+        )
+
+    def _initial_state(self) -> Complex[Array, " n"]:
+        return jnp.zeros(self.hidden, jnp.result_type(self.dtype, jnp.complex64))
+
+    def _inputs(self, x: Float[Array, "*t d"]) -> tuple[Float[Array, "*t d_u"], Complex[Array, "*t n"]]:
+        u = x if self.input_gating is None else glu(self.input_gating, x, x)
+        gamma = jax.lax.expand_dims(jnp.exp(self.gamma_log), range(x.ndim - 1))
+        return u, gamma * jax.lax.complex(u @ self.b_real.T, u @ self.b_imag.T)
+
+    def _output(
+        self, h: Complex[Array, "*t n"], u: Float[Array, "*t d_u"], x: Float[Array, "*t d"]
+    ) -> Float[Array, "*t d_o"]:
+        read = h.real @ self.c_real.T - h.imag @ self.c_imag.T + u @ self.skip.T
+        return glu(self.output_gating, x if self.form == "in-skip" else read, read)
+
+    def _step(
+        self, state: Complex[Array, " n"], x: Float[Array, " d"]
+    ) -> tuple[Complex[Array, " n"], Float[Array, " d_o"]]:
+        u, inputs = self._inputs(x)
+        state = self.lambda_ * state + inputs
+        return state, self._output(state, u, x)
+
+    def _scan(
+        self, xs: Float[Array, "t d"], state: Complex[Array, " n"]
+    ) -> tuple[Float[Array, "t d_o"], Complex[Array, " n"]]:
+        u, inputs = self._inputs(xs)
+        states = diagonal_scan(self.lambda_, inputs, state)
+        return self._output(states, u, xs), states[-1]
+
+
+def _random_glu(inputs: tuple[int, int], neurons: int, key: Array, dtype: Any) -> Gating:
+    key_m, key_x = jax.random.split(key)
+    return Gating(
+        lecun_normal(key_m, (neurons, inputs[0]), dtype), lecun_normal(key_x, (neurons, inputs[1]), dtype)
+    )
+
+
+def _register(name: str, form: Form) -> None:
+    def cell(inputs: int, hidden: int, key: Array, dtype: Any) -> LRU:
+        return LRU.random(d=inputs, hidden=hidden, d_out=hidden, form=form, key=key, dtype=dtype)
+
+    register_stack(name, cell)
+
+
+_register("lru", "out")
+_register("lru-in-out", "in-out")
+_register("lru-in-skip", "in-skip")

@@ -1,0 +1,101 @@
+"""Eq. 10–15, the LSTM: c_t = f_t ⊙ c_{t-1} + g_t ⊙ c̃_t;  h_t = o_t ⊙ tanh(c_t)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from underhood.arrays import as_weight, require_shape
+from underhood.cells.linear import lecun_normal
+from underhood.cells.stack import register_stack
+from underhood.model import AbstractModel
+
+# Rows of u, v and b, in the order of Eq. 10, 11, 12 and 14.
+FORGET, CANDIDATE, INPUT, OUTPUT = range(4)
+
+LSTMState = tuple[Float[Array, " n"], Float[Array, " n"]]  # (h, c)
+
+
+class LSTM(AbstractModel):
+    """f, g, o = σ(U x + V h + b), c̃ = tanh(U x + V h + b), each with its row of `u`, `v` and `b`."""
+
+    kind: ClassVar[str] = "lstm-cell"
+
+    u: Float[Array, "4 n d"] = eqx.field(converter=as_weight)
+    v: Float[Array, "4 n n"] = eqx.field(converter=as_weight)
+    b: Float[Array, "4 n"] = eqx.field(converter=as_weight)
+
+    def __check_init__(self) -> None:
+        check_gates(self, gates=4)
+
+    @property
+    def d(self) -> int:
+        return self.u.shape[2]
+
+    @property
+    def d_out(self) -> int:
+        return self.hidden
+
+    @property
+    def hidden(self) -> int:
+        return self.u.shape[1]
+
+    @classmethod
+    def random(cls, *, d: int, hidden: int, key: Array, dtype: Any = jnp.float32) -> LSTM:
+        return cls(*random_gates(4, d, hidden, key, dtype))
+
+    def _initial_state(self) -> LSTMState:
+        return jnp.zeros(self.hidden, self.dtype), jnp.zeros(self.hidden, self.dtype)
+
+    def _driven_step(
+        self, state: LSTMState, driven: Float[Array, "4 n"]
+    ) -> tuple[LSTMState, Float[Array, " n"]]:
+        h, c = state
+        gates = driven + self.v @ h
+        sigma = jax.nn.sigmoid
+        c = sigma(gates[FORGET]) * c + sigma(gates[INPUT]) * jnp.tanh(gates[CANDIDATE])
+        h = sigma(gates[OUTPUT]) * jnp.tanh(c)
+        return (h, c), h
+
+    def _step(self, state: LSTMState, x: Float[Array, " d"]) -> tuple[LSTMState, Float[Array, " n"]]:
+        return self._driven_step(state, self.u @ x + self.b)
+
+    def _scan(self, xs: Float[Array, "t d"], state: LSTMState) -> tuple[Float[Array, "t n"], LSTMState]:
+        return scan_driven(self, xs, state)
+
+
+def check_gates(cell: Any, gates: int) -> None:
+    """u, v and b have one row a gate, and agree on the number of hidden neurons."""
+    require_shape("u", cell.u, (gates, None, None), "(gates, hidden, inputs)")
+    hidden = np.shape(cell.u)[1]
+    require_shape("v", cell.v, (gates, hidden, hidden), "(gates, hidden, hidden)")
+    require_shape("b", cell.b, (gates, hidden), "(gates, hidden)")
+
+
+def random_gates(gates: int, d: int, hidden: int, key: Array, dtype: Any) -> tuple[Array, Array, Array]:
+    """Flax's defaults, which the paper uses: normal input weights, orthogonal recurrent ones, no bias."""
+    key_u, key_v = jax.random.split(key)
+    orthogonal = jax.nn.initializers.orthogonal()
+    v = jnp.stack([orthogonal(one, (hidden, hidden), dtype) for one in jax.random.split(key_v, gates)])
+    return lecun_normal(key_u, (gates, hidden, d), dtype), v, jnp.zeros((gates, hidden), dtype)
+
+
+def scan_driven(cell: Any, xs: Float[Array, "t d"], state: Any) -> tuple[Float[Array, "t n"], Any]:
+    """U x + b of all steps in one product ahead of the loop: only V h has to wait for its turn."""
+    driven = jnp.einsum("td,gnd->tgn", xs, cell.u) + cell.b[None]
+
+    def body(state: Any, current: Array) -> tuple[Any, Array]:
+        return cell._driven_step(state, current)
+
+    state, hs = jax.lax.scan(body, state, driven)
+    return hs, state
+
+
+@register_stack("lstm")
+def _lstm(inputs: int, hidden: int, key: Array, dtype: Any) -> LSTM:
+    return LSTM.random(d=inputs, hidden=hidden, key=key, dtype=dtype)

@@ -1,0 +1,98 @@
+"""Section 3.3: linear embedding → one or more cells → linear readout; no normalisation, dropout or skips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+from jaxtyping import Array, Float
+
+from underhood.arrays import require_shape
+from underhood.cells.linear import Linear
+from underhood.errors import UnderhoodError
+from underhood.model import ARCHITECTURES, AbstractModel
+
+MakeCell = Callable[[int, int, Array, Any], AbstractModel]  # (inputs, hidden, key, dtype) → cell
+
+
+class Stack(AbstractModel):
+    """y = readout(cell_L(… cell_1(embedding(x)))); the state is the tuple of the cells' states."""
+
+    kind: ClassVar[str] = "stack"
+    parts: ClassVar[dict[str, str]] = {"embedding": "linear", "readout": "linear"}
+
+    embedding: Linear
+    cells: tuple[AbstractModel, ...]
+    readout: Linear
+
+    def __check_init__(self) -> None:
+        if not self.cells:
+            raise UnderhoodError("a stack has one cell or more", "none")
+        size = self.embedding.weight.shape[0]
+        for index, cell in enumerate(self.cells):
+            if cell.d != size:
+                raise UnderhoodError(
+                    f"cells.{index} reads the {size} outputs of the layer below", f"{cell.d} inputs"
+                )
+            size = cell.d_out
+        require_shape("readout.weight", self.readout.weight, (None, size), "(d_out, outputs of the last cell)")
+
+    @property
+    def d(self) -> int:
+        return self.embedding.weight.shape[1]
+
+    @property
+    def d_out(self) -> int:
+        return self.readout.weight.shape[0]
+
+    @property
+    def layers(self) -> int:
+        return len(self.cells)
+
+    @property
+    def hidden(self) -> int:
+        """Hidden neurons of all layers together."""
+        return sum(getattr(cell, "hidden", 0) for cell in self.cells)
+
+    def _initial_state(self) -> tuple[Any, ...]:
+        return tuple(cell._initial_state() for cell in self.cells)
+
+    def _step(
+        self, state: tuple[Any, ...], x: Float[Array, " d"]
+    ) -> tuple[tuple[Any, ...], Float[Array, " d_o"]]:
+        signal, states = self.embedding(x), []
+        for cell, cell_state in zip(self.cells, state, strict=True):
+            cell_state, signal = cell._step(cell_state, signal)
+            states.append(cell_state)
+        return tuple(states), self.readout(signal)
+
+    def _scan(
+        self, xs: Float[Array, "t d"], state: tuple[Any, ...]
+    ) -> tuple[Float[Array, "t d_o"], tuple[Any, ...]]:
+        signal, states = self.embedding(xs), []
+        for cell, cell_state in zip(self.cells, state, strict=True):
+            signal, cell_state = cell._scan(signal, cell_state)
+            states.append(cell_state)
+        return self.readout(signal), tuple(states)
+
+
+def register_stack(name: str, make_cell: MakeCell | None = None) -> Any:
+    """Register a cell as an architecture: a stack with every size equal to `hidden`, as Section 3.3 has it.
+
+    Called with the cell's maker, or as a decorator on it.
+    """
+
+    def register(make: MakeCell) -> MakeCell:
+        @ARCHITECTURES.register(name)
+        def stack(d: int, *, d_out: int, hidden: int, layers: int, key: Array, dtype: Any) -> Stack:
+            keys = jax.random.split(key, layers + 2)
+            return Stack(
+                Linear.random(d, hidden, key=keys[0], dtype=dtype),
+                tuple(make(hidden, hidden, one, dtype) for one in keys[2:]),
+                Linear.random(hidden, d_out, key=keys[1], dtype=dtype),
+            )
+
+        return make
+
+    return register if make_cell is None else register(make_cell)

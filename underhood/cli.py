@@ -1,0 +1,74 @@
+"""`underhood`: one command for each thing the package does."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import Annotated, Any, Union
+
+import tyro
+
+from underhood.commands.output import BAD_INPUT, print_json
+from underhood.commands.reproduce import Reproduce
+from underhood.commands.sample import Sample
+from underhood.errors import UnderhoodError, one_line
+
+# One line a command; the name is the class's in lower case.
+COMMANDS: tuple[type, ...] = (Sample, Reproduce)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, run, and turn bad input into one line and exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command = _parse(arguments)
+    try:
+        return command.run()
+    except UnderhoodError as error:
+        if getattr(command, "json", False):
+            print_json(error.as_data())
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        return _refuse("stopped by Ctrl-C")
+    except BrokenPipeError:
+        # The reader of a pipe is gone (`underhood … | head`): not worth a traceback, nor a second one at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BAD_INPUT
+
+
+def _parse(arguments: list[str]) -> Any:
+    subcommands = tuple(
+        Annotated[command, tyro.conf.subcommand(command.__name__.lower(), prefix_name=False)]
+        for command in COMMANDS
+    )
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                Union[subcommands],  # type: ignore[valid-type]  # noqa: UP007
+                args=arguments,
+                prog="underhood",
+                description="Compile linear self-attention into gated RNNs, train them, decompile them.",
+                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            sys.stderr.write(complaint.getvalue())
+            raise
+        raise SystemExit(_refuse(_unboxed(complaint.getvalue()))) from None
+
+
+def _unboxed(text: str) -> str:
+    """tyro frames its complaints for a wide terminal; a log wants the same words in one line."""
+    rows = [row.strip("│╭╮╰╯─ ") for row in text.splitlines()]
+    return one_line(" · ".join(row for row in rows if row)) or "bad usage; see underhood --help"
+
+
+def _refuse(message: str) -> int:
+    sys.stderr.write(f"underhood: {one_line(message)}\n")
+    return BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""`underhood reproduce`: the paper's tables and figures, with the paper's numbers beside ours."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from underhood.commands.output import ANSWER_IS_NO, DONE, note, print_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduce:
+    """Make tables and figures of the paper and compare them with it, row by row."""
+
+    artifacts: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """table1 … table4, figure1 … figure5; all that the budget covers unless named."""
+    budget: str = "quick"
+    """quick (minutes), laptop (hours) or paper (the paper's own steps)."""
+    out: Path = Path("results")
+    """Folder for JSON, PNG and PDF, in a folder named after the budget."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def run(self) -> int:
+        from underhood.errors import UnderhoodError
+        from underhood.report.artifact import BUDGETS, PAPER, available, make_artifact
+
+        for name in self.artifacts:
+            if name not in PAPER:
+                raise UnderhoodError("unknown artifact", repr(name), f"Known: {', '.join(PAPER)}.")
+        if self.budget not in BUDGETS:
+            raise UnderhoodError("unknown budget", repr(self.budget), f"Known: {', '.join(BUDGETS)}.")
+        made, wanted = available(), self.artifacts or tuple(PAPER)
+        left_out = [name for name in wanted if name not in made]
+        if left_out:
+            note(f"left out, not part of this version yet: {', '.join(left_out)}")
+        records = []
+        for name in [name for name in wanted if name in made]:
+            note(f"{name} …")
+            records.append(make_artifact(name, self.budget, self.out)[1])
+        if self.json:
+            print_json({"budget": self.budget, "artifacts": records, "left_out": left_out})
+        else:
+            _print_rows(records)
+        met = all(row["met"] for record in records for row in record["rows"])
+        return DONE if met and not (self.artifacts and left_out) else ANSWER_IS_NO
+
+
+def _print_rows(records: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("artifact", "what", "paper", "here", "met", title="paper against here", title_justify="left")
+    for record in records:
+        for row in record["rows"]:
+            paper = "–" if row["paper"] is None else str(row["paper"])
+            table.add_row(
+                record["artifact"], row["name"], paper, _number(row["here"]), "✓" if row["met"] else "✗"
+            )
+        table.add_section()
+    Console().print(table)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

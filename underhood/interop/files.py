@@ -1,0 +1,178 @@
+"""`save` and `load`: safetensors with a JSON header, never pickle; docs/format.md tells other programs how."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from underhood.arrays import require_finite
+from underhood.attention.linear import LinearAttention
+from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, Gating, Linear, SparseMatrix, Stack
+from underhood.cells.gated_rnn import nu_of
+from underhood.errors import UnderhoodError
+from underhood.interop.atomic import read_bytes, write_atomically
+
+FORMAT = "underhood/1"
+
+_CLASSES = (LinearAttention, GatedRNN, DenseGatedRNN, Stack, LRU, LSTM, GRU, Gating, Linear, SparseMatrix)
+KINDS: dict[str, type] = {module.kind: module for module in _CLASSES}
+MODELS = tuple(kind for kind, module in KINDS.items() if hasattr(module, "scan"))
+
+_DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I32": np.int32,
+    "I64": np.int64,
+}
+
+# A structure is {"kind": …, static field: value, part: structure, …}; arrays go without saying.
+Structure = dict[str, Any]
+
+
+def save(model: Any, path: str | os.PathLike[str], provenance: dict[str, Any] | None = None) -> Path:
+    """Write `model` to `path`, whole or not at all; `provenance` is kept in the header as it is."""
+    if getattr(model, "kind", None) not in MODELS:
+        raise UnderhoodError(
+            "save takes a model of underhood", type(model).__name__, f"One of {', '.join(MODELS)}."
+        )
+    tensors: dict[str, np.ndarray] = {}
+    structure = _describe(model, "", tensors)
+    for name, tensor in tensors.items():
+        require_finite(name, tensor)
+    header = {
+        "format": FORMAT,
+        "kind": model.kind,
+        "sizes": json.dumps(sizes_of(model)),
+        "structure": json.dumps(structure),
+        "provenance": json.dumps(provenance or {}),
+    }
+    return write_atomically(path, safetensors.numpy.save(tensors, metadata=header))
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read a model; anything that is not exactly one is refused with a reason."""
+    return load_with_header(path)[0]
+
+
+def load_with_header(path: str | os.PathLike[str]) -> tuple[Any, dict[str, str]]:
+    """The model and the header it came with."""
+    header, tensors = read_tensors(path)
+    if header.get("format") != FORMAT:
+        got = header.get("format", "none")
+        raise UnderhoodError(f"{path}: the header has format {FORMAT}", got, "See docs/format.md.")
+    kind = header.get("kind", "")
+    if kind not in MODELS:
+        raise UnderhoodError(f"{path}: unknown kind", repr(kind), f"Known: {', '.join(MODELS)}.")
+    structure = _parse_json(path, header, "structure")
+    if structure.get("kind", kind) != kind:
+        raise UnderhoodError(f"{path}: header and structure name one kind", f"{kind} and {structure['kind']}")
+    for name, tensor in tensors.items():
+        require_finite(f"{path}: {name}", tensor)
+    left = dict(tensors)
+    try:
+        model = _build({**structure, "kind": kind}, "", left)
+    except UnderhoodError as error:
+        raise UnderhoodError(f"{path}: {error.rule}", error.got, error.remedy) from None
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        raise UnderhoodError(f"{path}: the header describes a model of kind {kind}", error) from None
+    if left:
+        raise UnderhoodError(f"{path}: a {kind} has no tensor of that name", ", ".join(sorted(left)))
+    return model, header
+
+
+def sizes_of(model: Any) -> dict[str, Any]:
+    """What a reader of the header wants to know without opening the body."""
+    names = ("d", "d_out", "d_key", "heads", "hidden", "pre_readout", "layers", "parameters")
+    sizes = {name: getattr(model, name) for name in names if hasattr(model, name)}
+    return {**sizes, "dtype": str(model.dtype)}
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Header metadata and arrays of any safetensors file; the library checks every offset against the size."""
+    content = read_bytes(path)
+    try:
+        entries = safetensors.deserialize(content)
+    except safetensors.SafetensorError as error:
+        raise UnderhoodError(f"{path} is a whole safetensors file", error) from None
+    (length,) = struct.unpack("<Q", content[:8])
+    metadata = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
+    tensors = {}
+    for name, entry in entries:
+        if entry["dtype"] not in _DTYPES:
+            known = ", ".join(_DTYPES)
+            raise UnderhoodError(f"{path}: {name} has one of the dtypes {known}", entry["dtype"])
+        flat = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]])
+        tensors[name] = flat.reshape(entry["shape"])
+    return metadata, tensors
+
+
+def _parse_json(path: Any, header: dict[str, str], key: str) -> dict[str, Any]:
+    try:
+        value = json.loads(header.get(key, "{}"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UnderhoodError(f"{path}: header entry {key} is JSON", error) from None
+    if not isinstance(value, dict):
+        raise UnderhoodError(f"{path}: header entry {key} is a JSON object", type(value).__name__)
+    return value
+
+
+def _describe(module: Any, prefix: str, tensors: dict[str, np.ndarray]) -> Structure:
+    """The structure of `module`; its arrays go into `tensors` under dotted names."""
+    structure: Structure = {"kind": module.kind}
+    for field in dataclasses.fields(module):
+        value, name = getattr(module, field.name), prefix + field.name
+        if value is None:
+            structure[field.name] = None
+        elif isinstance(value, tuple):
+            parts = enumerate(value)
+            structure[field.name] = [_describe(part, f"{name}.{index}.", tensors) for index, part in parts]
+        elif isinstance(value, eqx.Module):
+            structure[field.name] = _describe(value, f"{name}.", tensors)
+        elif field.metadata.get("static"):
+            structure[field.name] = value
+        else:
+            # safetensors writes the buffer as it lies in memory, whatever its strides say.
+            tensors[name] = np.ascontiguousarray(value)
+    return structure
+
+
+def _build(structure: Any, prefix: str, tensors: dict[str, np.ndarray]) -> Any:
+    """The inverse of `_describe`; takes what it uses out of `tensors`."""
+    kind = structure.get("kind") if isinstance(structure, dict) else structure
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise UnderhoodError(f"unknown kind of {prefix or 'model'}", repr(kind), f"Known: {', '.join(KINDS)}.")
+    structure = structure if isinstance(structure, dict) else {}
+    module, arguments = KINDS[kind], {}
+    if module is GatedRNN and f"{prefix}lambda_" in tensors:  # for files written by hand
+        tensors[f"{prefix}nu"] = nu_of(tensors.pop(f"{prefix}lambda_"))
+    for field in dataclasses.fields(module):
+        name = prefix + field.name
+        # Parts that are always of one kind may be left out of a structure written by hand.
+        part = structure.get(field.name, getattr(module, "parts", {}).get(field.name))
+        if name in tensors:
+            arguments[field.name] = tensors.pop(name)
+        elif isinstance(part, list):
+            entries = enumerate(part)
+            arguments[field.name] = tuple(
+                _build(entry, f"{name}.{index}.", tensors) for index, entry in entries
+            )
+        elif field.metadata.get("static"):
+            if field.name in structure:
+                arguments[field.name] = structure[field.name]
+        elif part is not None and any(other.startswith(f"{name}.") for other in tensors):
+            arguments[field.name] = _build(part, f"{name}.", tensors)
+        elif field.default is dataclasses.MISSING:
+            raise UnderhoodError(f"a {kind} has the tensor {name}", "none", "See docs/format.md.")
+    return module(**arguments)

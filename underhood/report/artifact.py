@@ -1,0 +1,126 @@
+"""An artifact of the paper: rows of (name, paper, here, met), a figure, and where they came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from underhood.errors import UnderhoodError
+from underhood.interop.atomic import write_atomically
+from underhood.registry import Registry
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# What the paper has, and the module that makes each; a name whose module is not there yet is left out.
+PAPER = {
+    "table1": "underhood.report.teacher",
+    "table2": "underhood.report.regression",
+    "table3": "underhood.report.constructions",
+    "table4": "underhood.report.constructions",
+    "figure1": "underhood.report.constructions",
+    "figure2": "underhood.report.teacher",
+    "figure3": "underhood.report.sweeps",
+    "figure4": "underhood.report.sweeps",
+    "figure5": "underhood.report.sweeps",
+}
+BUDGETS = ("quick", "laptop", "paper")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One number: the paper's (None where it has none), ours, and whether ours meets what it must."""
+
+    name: str
+    paper: Any
+    here: Any
+    met: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Artifact:
+    """What a maker returns; `settings` are the choices that the numbers depend on."""
+
+    name: str
+    rows: list[Row]
+    settings: dict[str, Any]
+    figure: Figure | None = None
+    seeds: tuple[int, ...] = ()
+
+
+Maker = Callable[[str], Artifact]  # budget → artifact
+ARTIFACTS: Registry[Maker] = Registry("artifact")
+
+
+def available() -> list[str]:
+    """The artifacts that this version makes, in the paper's order."""
+    for module in dict.fromkeys(PAPER.values()):
+        if importlib.util.find_spec(module) is not None:
+            importlib.import_module(module)
+    return [name for name in PAPER if name in ARTIFACTS]
+
+
+def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str, Any]]:
+    """Make one artifact and write its JSON, PNG and PDF under `out`/`budget`; the JSON comes last."""
+    if budget not in BUDGETS:
+        raise UnderhoodError("unknown budget", repr(budget), f"Known: {', '.join(BUDGETS)}.")
+    began = time.perf_counter()
+    artifact = ARTIFACTS[name](budget)
+    record = {
+        "artifact": name,
+        "budget": budget,
+        "rows": [dataclasses.asdict(row) for row in artifact.rows],
+        "provenance": provenance(artifact, time.perf_counter() - began),
+    }
+    folder = out / budget
+    folder.mkdir(parents=True, exist_ok=True)
+    if artifact.figure is not None:
+        for suffix in ("png", "pdf"):
+            write_atomically(folder / f"{name}.{suffix}", rendered(artifact.figure, suffix))
+    write_atomically(folder / f"{name}.json", (json.dumps(record, indent=1) + "\n").encode())
+    return artifact, record
+
+
+def rendered(figure: Figure, suffix: str) -> bytes:
+    """The figure as a file's bytes, without a date, so that the same figure is the same file."""
+    buffer = io.BytesIO()
+    metadata = {"CreationDate": None} if suffix == "pdf" else {"Software": None}
+    figure.savefig(buffer, format=suffix, dpi=160, bbox_inches="tight", metadata=metadata)
+    return buffer.getvalue()
+
+
+def provenance(artifact: Artifact, seconds: float) -> dict[str, Any]:
+    """Settings, seeds, versions, commit and wall seconds."""
+    packages = ("underhood", "jax", "jaxlib", "equinox", "numpy")
+    return {
+        "settings": artifact.settings,
+        "seeds": list(artifact.seeds),
+        "versions": {
+            "python": platform.python_version(),
+            **{package: importlib.metadata.version(package) for package in packages},
+        },
+        "commit": _commit(),
+        "wall_seconds": round(seconds, 3),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, marked where it was changed since; none outside a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        asked = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
