@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from underhood.attention.linear import LinearAttention
     from underhood.attention.teachers import gradient_descent_attention, random_attention
     from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, Gating, Linear, SparseMatrix, Stack
+    from underhood.construct.compile import Compiled, compile
     from underhood.errors import NotConstructible, UnderhoodError
     from underhood.interop.files import load, save
     from underhood.model import make_model
@@ -38,6 +39,8 @@ _EXPORTS = {
     "Stack": "cells",
     "Linear": "cells",
     "SparseMatrix": "cells",
+    "compile": "construct.compile",
+    "Compiled": "construct.compile",
     "save": "interop.files",
     "load": "interop.files",
 }
@@ -46,6 +49,7 @@ __all__ = [
     "GRU",
     "LRU",
     "LSTM",
+    "Compiled",
     "DenseGatedRNN",
     "GatedRNN",
     "Gating",
@@ -55,6 +59,7 @@ __all__ = [
     "SparseMatrix",
     "Stack",
     "UnderhoodError",
+    "compile",
     "gradient_descent_attention",
     "load",
     "make_model",

@@ -27,7 +27,7 @@ def as_weight(value: Any) -> Any:
     """A float array of jax's in the dtype that `value` has; float16 and bfloat16 widen to float32."""
     if value is None or isinstance(value, jax.core.Tracer) or not _is_plain_array(value):
         return value  # a traced weight, a sparse matrix, or a placeholder of a jax transformation
-    dtype = np.result_type(value)
+    dtype = np.dtype(value.dtype) if hasattr(value, "dtype") else np.asarray(value).dtype
     if dtype not in (np.float32, np.float64):
         dtype = np.dtype(np.float32 if dtype.itemsize <= 2 and dtype.kind not in "iub" else np.float64)
     with jax.enable_x64(True):
@@ -84,12 +84,16 @@ def require_finite(name: str, value: Any) -> None:
         )
 
 
+ANY = -1  # any size, none included: a network compiled from the zero attention has no neurons
+
+
 def require_shape(name: str, value: Any, expected: tuple[int | None, ...], why: str = "") -> None:
-    """`None` in `expected` stands for any size from 1 on."""
+    """`None` in `expected` stands for any size from 1 on, `ANY` for any size."""
     shape = np.shape(value)
-    fits = len(shape) == len(expected) and all(
-        size == want if want is not None else size >= 1 for size, want in zip(shape, expected, strict=False)
-    )
-    if not fits:
-        wanted = "(" + ", ".join("≥1" if size is None else str(size) for size in expected) + ")"
-        raise UnderhoodError(f"{name} has shape {wanted}{' ' + why if why else ''}", f"shape {shape}")
+
+    def fits(size: int, want: int | None) -> bool:
+        return want == ANY or (size >= 1 if want is None else size == want)
+
+    if len(shape) != len(expected) or not all(map(fits, shape, expected)):
+        wanted = ", ".join({None: "≥1", ANY: "≥0"}.get(size, str(size)) for size in expected)
+        raise UnderhoodError(f"{name} has shape ({wanted}){' ' + why if why else ''}", f"shape {shape}")

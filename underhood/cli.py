@@ -10,13 +10,14 @@ from typing import Annotated, Any, Union
 
 import tyro
 
+from underhood.commands.compile import Compile
 from underhood.commands.output import BAD_INPUT, print_json
 from underhood.commands.reproduce import Reproduce
 from underhood.commands.sample import Sample
 from underhood.errors import UnderhoodError, one_line
 
 # One line a command; the name is the class's in lower case.
-COMMANDS: tuple[type, ...] = (Sample, Reproduce)
+COMMANDS: tuple[type, ...] = (Sample, Compile, Reproduce)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,8 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parse(arguments: list[str]) -> Any:
     subcommands = tuple(
-        Annotated[command, tyro.conf.subcommand(command.__name__.lower(), prefix_name=False)]
-        for command in COMMANDS
+        Annotated[command, tyro.conf.subcommand(command.__name__.lower(), prefix_name=False)] for command in COMMANDS
     )
     complaint = io.StringIO()
     try:

@@ -88,8 +88,7 @@ class LinearAttention(AbstractModel):
 
 def _naive(attention: LinearAttention, xs: Float[Array, "t d"]) -> Float[Array, "t d_v"]:
     values, keys, queries = (
-        jnp.einsum("td,hkd->htk", xs, weight)
-        for weight in (attention.w_value, attention.w_key, attention.w_query)
+        jnp.einsum("td,hkd->htk", xs, weight) for weight in (attention.w_value, attention.w_key, attention.w_query)
     )
     lag = jnp.arange(len(xs))[:, None] - jnp.arange(len(xs))[None, :]
     decay = attention._decay()[:, None, None] ** jnp.maximum(lag, 0)[None]

@@ -10,5 +10,17 @@ from underhood.cells.linear import Linear, SparseMatrix
 from underhood.cells.lru import LRU
 from underhood.cells.lstm import LSTM
 from underhood.cells.stack import Stack
+from underhood.model import ARCHITECTURES
 
-__all__ = ["GRU", "LRU", "LSTM", "DenseGatedRNN", "GatedRNN", "Gating", "Linear", "SparseMatrix", "Stack"]
+__all__ = [
+    "ARCHITECTURES",
+    "GRU",
+    "LRU",
+    "LSTM",
+    "DenseGatedRNN",
+    "GatedRNN",
+    "Gating",
+    "Linear",
+    "SparseMatrix",
+    "Stack",
+]

@@ -5,7 +5,7 @@ The inclusive form of Eq. 2: y_t sees x_t, as the sum of Eq. 1 does (docs/fideli
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import as_weight, precision_of, require_shape
+from underhood.arrays import ANY, as_weight, precision_of, require_shape
 from underhood.cells.linear import Matrix, apply, lecun_normal
 from underhood.cells.scan import diagonal_scan
 from underhood.errors import UnderhoodError
@@ -32,8 +32,9 @@ class Gating(eqx.Module):
     w_x: Matrix = eqx.field(converter=as_weight)
 
     def __check_init__(self) -> None:
-        require_shape("w_m", self.w_m, (None, None), "(neurons, inputs)")
-        require_shape("w_x", self.w_x, self.w_m.shape, "as w_m has")
+        require_shape("w_m", self.w_m, (ANY, None), "(neurons, inputs)")
+        # The branches of an LRU's In-Skip gating read different inputs.
+        require_shape("w_x", self.w_x, (self.w_m.shape[0], None), "(neurons, inputs), with w_m's neurons")
 
     def __call__(self, x: Float[Array, "*t inputs"]) -> Float[Array, "*t neurons"]:
         return apply(self.w_m, x) * apply(self.w_x, x)
@@ -49,57 +50,40 @@ def append_one(x: Float[Array, "*t d"]) -> Float[Array, "*t d+1"]:
     return jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1), x.dtype)], axis=-1)
 
 
-class _Gated(Protocol):
-    """What diagonal and dense recurrence share; the fields stand in each class, in the order of the data."""
-
-    @property
-    def input_gating(self) -> Gating: ...
-    @property
-    def output_gating(self) -> Gating: ...
-    @property
-    def readout(self) -> Matrix: ...
-    @property
-    def dtype(self) -> np.dtype: ...
-    @property
-    def d(self) -> int: ...
-    @property
-    def hidden(self) -> int: ...
-    @property
-    def pre_readout(self) -> int: ...
-
-
 class _AbstractGatedRNN(AbstractModel):
-    """Eq. 2 without its recurrence."""
+    """Eq. 2 without its recurrence; the fields stand in each class, in the order of the data's way."""
 
     parts: ClassVar[dict[str, str]] = {"input_gating": "gating", "output_gating": "gating"}
 
     @property
-    def d(self: _Gated) -> int:
+    def d(self: Any) -> int:
         return self.input_gating.w_m.shape[1] - 1
 
     @property
-    def d_out(self: _Gated) -> int:
+    def d_out(self: Any) -> int:
         return self.readout.shape[0]
 
     @property
-    def hidden(self: _Gated) -> int:
+    def hidden(self: Any) -> int:
         return self.input_gating.w_m.shape[0]
 
     @property
-    def pre_readout(self: _Gated) -> int:
+    def pre_readout(self: Any) -> int:
         return self.output_gating.w_m.shape[0]
 
-    def _check_sizes(self: _Gated) -> None:
+    def _check_sizes(self: Any) -> None:
         if self.d < 1:
             raise UnderhoodError("input_gating reads (x, 1), so it has 2 columns or more", self.d + 1)
-        reads = self.output_gating.w_m
-        require_shape("output_gating.w_m", reads, (None, self.hidden), "(pre-readout, hidden)")
+        reads = (self.pre_readout, self.hidden)
+        require_shape("input_gating.w_x", self.input_gating.w_x, (self.hidden, self.d + 1), "as w_m has")
+        require_shape("output_gating.w_m", self.output_gating.w_m, reads, "(pre-readout, hidden)")
+        require_shape("output_gating.w_x", self.output_gating.w_x, reads, "(pre-readout, hidden)")
         require_shape("readout", self.readout, (None, self.pre_readout), "(d_out, pre-readout)")
 
-    def _initial_state(self: _Gated) -> Float[Array, " n"]:
+    def _initial_state(self: Any) -> Float[Array, " n"]:
         return jnp.zeros(self.hidden, self.dtype)
 
-    def _output(self: _Gated, h: Float[Array, "*t n"]) -> Float[Array, "*t d_o"]:
+    def _output(self: Any, h: Float[Array, "*t n"]) -> Float[Array, "*t d_o"]:
         return apply(self.readout, self.output_gating(h))
 
 
@@ -206,9 +190,7 @@ def nu_of(lambda_: Any) -> np.ndarray:
     lambda_ = np.asarray(lambda_)
     lambda_ = lambda_ if lambda_.dtype == np.float32 else lambda_.astype(np.float64)
     if not np.all((lambda_ >= 0) & (lambda_ <= 1)):
-        raise UnderhoodError(
-            "λ lies in [0, 1], or hidden states explode", f"{np.min(lambda_)} to {np.max(lambda_)}"
-        )
+        raise UnderhoodError("λ lies in [0, 1], or hidden states explode", f"{np.min(lambda_)} to {np.max(lambda_)}")
     inner = np.clip(lambda_, np.finfo(lambda_.dtype).tiny, 1 - np.finfo(lambda_.dtype).epsneg)
     nu = np.log(-np.log(inner))
     return np.where(lambda_ == 1, NU_MEMORY, np.where(lambda_ == 0, NU_FORGET, nu)).astype(lambda_.dtype)

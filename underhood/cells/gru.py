@@ -58,9 +58,7 @@ class GRU(AbstractModel):
         h = (1 - update) * h + update * candidate
         return h, h
 
-    def _step(
-        self, state: Float[Array, " n"], x: Float[Array, " d"]
-    ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    def _step(self, state: Float[Array, " n"], x: Float[Array, " d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         return self._driven_step(state, self.u @ x + self.b)
 
     def _scan(

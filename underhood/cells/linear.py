@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from underhood.arrays import as_weight, require_shape
+from underhood.arrays import ANY, as_weight, require_shape
 
 Matrix = Any  # Float[Array, "rows columns"] or SparseMatrix
 
@@ -36,7 +36,7 @@ class SparseMatrix(eqx.Module):
     kind: ClassVar[str] = "sparse"
 
     values: Float[Array, "rows k"] = eqx.field(converter=as_weight)
-    columns: Int[Array, "rows k"]
+    columns: Int[Array, "rows k"] = eqx.field(converter=lambda columns: jnp.asarray(columns, jnp.int32))
     width: int = eqx.field(static=True)  # columns of S
     factor: Float[Array, "width columns"] | None = eqx.field(converter=as_weight, default=None)
 
@@ -48,10 +48,10 @@ class SparseMatrix(eqx.Module):
         # A stable sort by "is zero" brings the entries of each row to its front, in the order of columns.
         columns = np.argsort(matrix == 0, axis=1, kind="stable")[:, :most]
         values = np.take_along_axis(matrix, columns, axis=1)
-        return cls(values, jnp.asarray(columns, jnp.int32), matrix.shape[1], factor)
+        return cls(values, columns, matrix.shape[1], factor)
 
     def __check_init__(self) -> None:
-        require_shape("values", self.values, (None, None), "(rows, k)")
+        require_shape("values", self.values, (ANY, None), "(rows, k)")
         require_shape("columns", self.columns, np.shape(self.values), "as values has")
         if self.factor is not None:
             require_shape("factor", self.factor, (self.width, None), "(width, columns)")

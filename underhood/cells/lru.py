@@ -98,9 +98,7 @@ class LRU(AbstractModel):
             return jnp.exp(jax.lax.complex(-jnp.exp(self.nu_log), jnp.exp(self.theta_log)))
 
     @classmethod
-    def random(
-        cls, *, d: int, hidden: int, d_out: int, form: Form, key: Array, dtype: Any = jnp.float32
-    ) -> LRU:
+    def random(cls, *, d: int, hidden: int, d_out: int, form: Form, key: Array, dtype: Any = jnp.float32) -> LRU:
         """|λ|² uniform on (0, 1), phases uniform on (0, 2π), γ = √(1−|λ|²), B and C of unit gain."""
         keys = jax.random.split(key, 9)
         modulus_squared = jax.random.uniform(keys[0], (hidden,), dtype, minval=1e-3, maxval=1 - 1e-3)
@@ -151,9 +149,7 @@ class LRU(AbstractModel):
 
 def _random_glu(inputs: tuple[int, int], neurons: int, key: Array, dtype: Any) -> Gating:
     key_m, key_x = jax.random.split(key)
-    return Gating(
-        lecun_normal(key_m, (neurons, inputs[0]), dtype), lecun_normal(key_x, (neurons, inputs[1]), dtype)
-    )
+    return Gating(lecun_normal(key_m, (neurons, inputs[0]), dtype), lecun_normal(key_x, (neurons, inputs[1]), dtype))
 
 
 def _register(name: str, form: Form) -> None:

@@ -27,7 +27,7 @@ class LSTM(AbstractModel):
     kind: ClassVar[str] = "lstm-cell"
 
     u: Float[Array, "4 n d"] = eqx.field(converter=as_weight)
-    v: Float[Array, "4 n n"] = eqx.field(converter=as_weight)
+    v: Float[Array, "4 n n"] | None = eqx.field(converter=as_weight)  # none: the gates do not read h (Table 4)
     b: Float[Array, "4 n"] = eqx.field(converter=as_weight)
 
     def __check_init__(self) -> None:
@@ -52,11 +52,9 @@ class LSTM(AbstractModel):
     def _initial_state(self) -> LSTMState:
         return jnp.zeros(self.hidden, self.dtype), jnp.zeros(self.hidden, self.dtype)
 
-    def _driven_step(
-        self, state: LSTMState, driven: Float[Array, "4 n"]
-    ) -> tuple[LSTMState, Float[Array, " n"]]:
+    def _driven_step(self, state: LSTMState, driven: Float[Array, "4 n"]) -> tuple[LSTMState, Float[Array, " n"]]:
         h, c = state
-        gates = driven + self.v @ h
+        gates = driven if self.v is None else driven + self.v @ h
         sigma = jax.nn.sigmoid
         c = sigma(gates[FORGET]) * c + sigma(gates[INPUT]) * jnp.tanh(gates[CANDIDATE])
         h = sigma(gates[OUTPUT]) * jnp.tanh(c)
@@ -73,7 +71,8 @@ def check_gates(cell: Any, gates: int) -> None:
     """u, v and b have one row a gate, and agree on the number of hidden neurons."""
     require_shape("u", cell.u, (gates, None, None), "(gates, hidden, inputs)")
     hidden = np.shape(cell.u)[1]
-    require_shape("v", cell.v, (gates, hidden, hidden), "(gates, hidden, hidden)")
+    if cell.v is not None:
+        require_shape("v", cell.v, (gates, hidden, hidden), "(gates, hidden, hidden)")
     require_shape("b", cell.b, (gates, hidden), "(gates, hidden)")
 
 

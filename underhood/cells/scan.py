@@ -1,8 +1,9 @@
 """h_t = λ ⊙ h_{t-1} + u_t, three ways, and the choice among them by length.
 
-All give the same values up to rounding. Measured on two cores (benchmarks/scans.py, n = 100, batch 64):
-at t = 32 the unrolled loop is fastest, forward and backward; the associative scan does log t times the work,
-which two cores do not win back at any length, and is there for machines that can.
+All give the same values up to rounding. Forward and backward on one core (benchmarks/scans.py, n = 100, batch
+64, t = 32, float32): plain loop 0.6 ms, wholly unrolled 0.36 ms, associative 0.9 ms. A partly unrolled loop is
+slower than both ends, and an unrolled complex one three times slower than the loop and ten times slower to
+compile. The associative scan does log t times the work: it is for machines with the cores to win that back.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ def diagonal_scan(
     state: Inexact[Array, " n"],
     method: str | None = None,
 ) -> Inexact[Array, "t n"]:
-    """The states h_1 … h_t of h_t = λ ⊙ h_{t-1} + u_t, from h_0 = `state`; `method` by length unless named."""
-    return SCANS[method or fastest_scan(len(inputs))](lambda_, inputs, state)
+    """The states h_1 … h_t of h_t = λ ⊙ h_{t-1} + u_t, from h_0 = `state`; the fastest way unless named."""
+    method = method or fastest_scan(len(inputs), complex_=jnp.iscomplexobj(inputs))
+    return SCANS[method](lambda_, inputs, state)
 
 
-def fastest_scan(length: int) -> str:
-    """What was fastest at this length, without a look at the hardware beyond its kind."""
-    on_cpu = jax.default_backend() == "cpu"
-    return "unrolled" if on_cpu or length <= UNROLL else "associative"
+def fastest_scan(length: int, *, complex_: bool = False) -> str:
+    """What was measured to be fastest at this length on this kind of hardware."""
+    if length <= UNROLL and not complex_:
+        return "unrolled"
+    return "sequential" if jax.default_backend() == "cpu" else "associative"
 
 
 @SCANS.register("sequential")

@@ -32,9 +32,7 @@ class Stack(AbstractModel):
         size = self.embedding.weight.shape[0]
         for index, cell in enumerate(self.cells):
             if cell.d != size:
-                raise UnderhoodError(
-                    f"cells.{index} reads the {size} outputs of the layer below", f"{cell.d} inputs"
-                )
+                raise UnderhoodError(f"cells.{index} reads the {size} outputs of the layer below", f"{cell.d} inputs")
             size = cell.d_out
         require_shape("readout.weight", self.readout.weight, (None, size), "(d_out, outputs of the last cell)")
 
@@ -58,18 +56,14 @@ class Stack(AbstractModel):
     def _initial_state(self) -> tuple[Any, ...]:
         return tuple(cell._initial_state() for cell in self.cells)
 
-    def _step(
-        self, state: tuple[Any, ...], x: Float[Array, " d"]
-    ) -> tuple[tuple[Any, ...], Float[Array, " d_o"]]:
+    def _step(self, state: tuple[Any, ...], x: Float[Array, " d"]) -> tuple[tuple[Any, ...], Float[Array, " d_o"]]:
         signal, states = self.embedding(x), []
         for cell, cell_state in zip(self.cells, state, strict=True):
             cell_state, signal = cell._step(cell_state, signal)
             states.append(cell_state)
         return tuple(states), self.readout(signal)
 
-    def _scan(
-        self, xs: Float[Array, "t d"], state: tuple[Any, ...]
-    ) -> tuple[Float[Array, "t d_o"], tuple[Any, ...]]:
+    def _scan(self, xs: Float[Array, "t d"], state: tuple[Any, ...]) -> tuple[Float[Array, "t d_o"], tuple[Any, ...]]:
         signal, states = self.embedding(xs), []
         for cell, cell_state in zip(self.cells, state, strict=True):
             signal, cell_state = cell._scan(signal, cell_state)

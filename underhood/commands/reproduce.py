@@ -57,9 +57,7 @@ def _print_rows(records: list[dict[str, Any]]) -> None:
     for record in records:
         for row in record["rows"]:
             paper = "–" if row["paper"] is None else str(row["paper"])
-            table.add_row(
-                record["artifact"], row["name"], paper, _number(row["here"]), "✓" if row["met"] else "✗"
-            )
+            table.add_row(record["artifact"], row["name"], paper, _number(row["here"]), "✓" if row["met"] else "✗")
         table.add_section()
     Console().print(table)
 

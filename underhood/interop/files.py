@@ -44,9 +44,7 @@ Structure = dict[str, Any]
 def save(model: Any, path: str | os.PathLike[str], provenance: dict[str, Any] | None = None) -> Path:
     """Write `model` to `path`, whole or not at all; `provenance` is kept in the header as it is."""
     if getattr(model, "kind", None) not in MODELS:
-        raise UnderhoodError(
-            "save takes a model of underhood", type(model).__name__, f"One of {', '.join(MODELS)}."
-        )
+        raise UnderhoodError("save takes a model of underhood", type(model).__name__, f"One of {', '.join(MODELS)}.")
     tensors: dict[str, np.ndarray] = {}
     structure = _describe(model, "", tensors)
     for name, tensor in tensors.items():
@@ -165,9 +163,7 @@ def _build(structure: Any, prefix: str, tensors: dict[str, np.ndarray]) -> Any:
             arguments[field.name] = tensors.pop(name)
         elif isinstance(part, list):
             entries = enumerate(part)
-            arguments[field.name] = tuple(
-                _build(entry, f"{name}.{index}.", tensors) for index, entry in entries
-            )
+            arguments[field.name] = tuple(_build(entry, f"{name}.{index}.", tensors) for index, entry in entries)
         elif field.metadata.get("static"):
             if field.name in structure:
                 arguments[field.name] = structure[field.name]

@@ -1,0 +1,111 @@
+"""The command line as a user meets it: exit codes, one-line errors, JSON on stdout, a quick --help."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import underhood as uh
+from underhood.cli import COMMANDS, main
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-m", "underhood.cli", *arguments], capture_output=True, text=True)
+
+
+def test_sample_writes_what_it_says(tmp_path, capsys):
+    out = tmp_path / "attn.safetensors"
+    arguments = [
+        "--d",
+        "5",
+        "--heads",
+        "2",
+        "--d-key",
+        "3",
+        "--d-value",
+        "4",
+        "--rank",
+        "2",
+        "--seed",
+        "7",
+        "--json",
+    ]
+    assert main(["sample", *arguments, "--out", str(out)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    attention = uh.load(out)
+    assert (attention.d, attention.heads, attention.d_key, attention.d_out) == (5, 2, 3, 4)
+    assert {printed[name] for name in ("d", "d_key", "d_out")} == {5, 3, 4}
+    again = uh.random_attention(5, heads=2, d_key=3, d_value=4, rank=2, seed=7)
+    assert bytes(again.w_key) == bytes(attention.w_key)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["sample", "--d", "0", "--out", "a"], "d is a whole number from 1 on; got 0"),
+        (["sample", "--d", "x", "--out", "a"], "invalid literal"),
+        (["sample", "--d", "4"], "--out"),
+        (["sample", "--d", "4", "--out", "none/a"], "folder to write to exists"),
+        (["sample", "--d", "4", "--rank", "9", "--out", "a"], "rank is between 0 and 4"),
+        (["smaple"], "smaple"),
+        ([], "Expected one of"),
+        (["reproduce", "table9"], "Known: table1"),
+        (["reproduce", "--budget", "vast"], "Known: quick"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capfd.readouterr()
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
+    assert out == ""
+    assert os.listdir(tmp_path) == []
+
+
+def test_errors_are_data_with_json(tmp_path, capsys):
+    assert main(["sample", "--d", "0", "--out", str(tmp_path / "a"), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["got"] == "0"
+
+
+def test_help_needs_no_jax():
+    """`--help` imports neither jax nor numpy; benchmarks/ measures what that buys."""
+    code = (
+        "import sys\nfrom underhood.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "sys.exit(any(name in sys.modules for name in ('jax', 'equinox', 'matplotlib', 'torch')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for command in COMMANDS:
+        assert command.__name__.lower() in done.stdout
+
+
+def test_help_answers_before_jax_is_imported():
+    def seconds(code):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], capture_output=True)
+        return time.perf_counter() - began
+
+    help_ = "import sys; sys.argv = ['underhood', '--help']; from underhood.cli import main; main()"
+    assert min(seconds(help_) for _ in range(3)) < min(seconds("import jax") for _ in range(3))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__.lower())
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command.__name__.lower(), "--help"])
+    assert stop.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_installed_entry_point_reports_errors_the_same_way():
+    done = run("sample", "--d", "-1", "--out", "a")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "underhood: d is a whole number from 1 on; got -1.\n"

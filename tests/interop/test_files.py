@@ -1,0 +1,189 @@
+"""Files: bit-exact round trips, hand-written ones, and everything that is not one."""
+
+import json
+import os
+import struct
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import underhood as uh
+from tests.tolerance import agree
+from underhood.cells import ARCHITECTURES
+from underhood.interop.files import load_with_header
+
+
+def models():
+    yield uh.random_attention(3, heads=2, d_key=2)
+    yield uh.LinearAttention(*np.random.default_rng(0).normal(size=(3, 1, 4, 4)), decay=np.array([0.9]))
+    for name in ARCHITECTURES:
+        yield uh.make_model(name, 3, d_out=2, hidden=4, dtype=np.float64)
+        yield uh.make_model(name, 3, d_out=2, hidden=4, dtype=np.float32)
+    yield uh.make_model("lstm", 3, hidden=4, layers=3)
+    dense = uh.make_model("gated-rnn", 3, hidden=4, dtype=np.float64)
+    sparse = uh.SparseMatrix.from_dense(np.diag([1.0, 2, 3, 4]), factor=np.ones((4, 4)))
+    yield uh.GatedRNN(dense.input_gating, dense.nu, uh.Gating(sparse, sparse), dense.readout)
+
+
+@pytest.mark.parametrize("model", list(models()), ids=lambda model: f"{model.kind}-{model.dtype}")
+def test_round_trip_keeps_every_bit(model, tmp_path):
+    path = uh.save(model, tmp_path / "m.safetensors", provenance={"seed": 3})
+    loaded, header = load_with_header(path)
+    assert jax.tree.structure(loaded) == jax.tree.structure(model)
+    for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(model), strict=True):
+        assert one.dtype == other.dtype
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    assert json.loads(header["provenance"]) == {"seed": 3}
+    assert json.loads(header["sizes"])["d"] == 3 or model.d == 4
+    assert sorted(os.listdir(tmp_path)) == ["m.safetensors"]
+
+
+def test_transposed_weights_are_not_scrambled(tmp_path):
+    """safetensors writes memory as it lies: a Fortran-ordered array must be laid out anew first."""
+    w = np.asfortranarray(np.random.default_rng(0).normal(size=(3, 5)))
+    uh.save(uh.LinearAttention(w, w[::-1], w.T.reshape(5, 3).T.copy(order="F")), tmp_path / "a")
+    loaded = uh.load(tmp_path / "a")
+    assert np.array_equal(loaded.w_value[0], w)
+    assert np.array_equal(loaded.w_key[0], w[::-1])
+
+
+def by_hand(path, tensors, **header):
+    safetensors.numpy.save_file(tensors, path, metadata={"format": "underhood/1", **header})
+    return path
+
+
+def gated_tensors(dtype=np.float64):
+    random = np.random.default_rng(0)
+    return {
+        "input_gating.w_m": random.normal(size=(3, 3)).astype(dtype),
+        "input_gating.w_x": random.normal(size=(3, 3)).astype(dtype),
+        "lambda_": np.array([0, 0.5, 1], dtype),
+        "output_gating.w_m": random.normal(size=(4, 3)).astype(dtype),
+        "output_gating.w_x": random.normal(size=(4, 3)).astype(dtype),
+        "readout": random.normal(size=(2, 4)).astype(dtype),
+    }
+
+
+def test_a_file_written_by_hand_needs_only_format_and_kind(tmp_path):
+    model = uh.load(by_hand(tmp_path / "g", gated_tensors(), kind="gated-rnn"))
+    assert np.array_equal(model.lambda_, [0, np.exp(-np.exp(np.log(np.log(2)))), 1])
+    cell = {f"cells.0.{name}": np.ones((4, 3, size)) for name, size in {"u": 2, "v": 3}.items()}
+    stack = {
+        **cell,
+        "cells.0.b": np.ones((4, 3)),
+        "embedding.weight": np.ones((2, 2)),
+        "embedding.bias": np.ones(2),
+        "readout.weight": np.ones((1, 3)),
+        "readout.bias": np.ones(1),
+    }
+    loaded = uh.load(by_hand(tmp_path / "s", stack, kind="stack", structure='{"cells": ["lstm-cell"]}'))
+    assert (loaded.d, loaded.d_out, loaded.layers) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_narrow_floats_widen_without_change(dtype, tmp_path):
+    tensors = gated_tensors(dtype)
+    model = uh.load(by_hand(tmp_path / "g", tensors, kind="gated-rnn"))
+    assert model.dtype == np.float32
+    assert np.array_equal(model.readout, tensors["readout"].astype(np.float32))
+
+
+def refusals():
+    good = gated_tensors()
+    nan = {**good, "readout": np.full((2, 4), np.nan)}
+    yield (
+        "format",
+        good,
+        {"format": "underhood/2", "kind": "gated-rnn"},
+        "header has format underhood/1; got underhood/2",
+    )
+    yield "kind", good, {"kind": "transformer"}, "unknown kind"
+    yield "no kind", good, {}, "unknown kind"
+    yield (
+        "missing",
+        {k: v for k, v in good.items() if k != "readout"},
+        {"kind": "gated-rnn"},
+        "has the tensor readout",
+    )
+    yield "extra", {**good, "bias": np.ones(2)}, {"kind": "gated-rnn"}, "no tensor of that name; got bias"
+    yield "shape", {**good, "readout": np.ones((2, 5))}, {"kind": "gated-rnn"}, "readout has shape"
+    yield "nan", nan, {"kind": "gated-rnn"}, "8 NaN or infinite of 8"
+    yield "lambda", {**good, "lambda_": np.array([0, 0.5, 2])}, {"kind": "gated-rnn"}, "λ lies in"
+    yield "json", good, {"kind": "gated-rnn", "structure": "{"}, "structure is JSON"
+    yield "list", good, {"kind": "gated-rnn", "structure": "[]"}, "structure is a JSON object"
+    yield (
+        "cells",
+        {"embedding.weight": np.ones((2, 2))},
+        {"kind": "stack", "structure": '{"cells": ["x"]}'},
+        "tensor",
+    )
+    yield "integers", {**good, "readout": np.ones((2, 4), bool)}, {"kind": "gated-rnn"}, "one of the dtypes"
+
+
+@pytest.mark.parametrize(("case", "tensors", "header", "says"), list(refusals()), ids=lambda value: str(value)[:8])
+def test_what_is_not_a_model_is_refused_in_one_line(case, tensors, header, says, tmp_path):
+    by_hand(tmp_path / "bad", tensors, **header)
+    with pytest.raises(uh.UnderhoodError) as caught:
+        uh.load(tmp_path / "bad")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value), case
+
+
+def test_broken_files_are_refused_at_every_length(tmp_path):
+    whole = uh.save(uh.random_attention(2), tmp_path / "whole").read_bytes()
+    for length in (0, 1, 7, 8, 9, 100, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut").write_bytes(whole[:length])
+        with pytest.raises(uh.UnderhoodError, match="whole safetensors file"):
+            uh.load(tmp_path / "cut")
+    (tmp_path / "huge").write_bytes(struct.pack("<Q", 2**62) + whole[8:])
+    with pytest.raises(uh.UnderhoodError, match="whole safetensors file"):
+        uh.load(tmp_path / "huge")
+    with pytest.raises(uh.UnderhoodError, match="file exists"):
+        uh.load(tmp_path / "missing")
+    with pytest.raises(uh.UnderhoodError, match="input is a file"):
+        uh.load(tmp_path)
+
+
+def test_save_refuses_what_it_could_not_load(tmp_path):
+    bad = uh.LinearAttention(*np.full((3, 2, 2), np.inf))
+    with pytest.raises(uh.UnderhoodError, match="w_value is not"):
+        uh.save(bad, tmp_path / "a")
+    with pytest.raises(uh.UnderhoodError, match="a model of underhood"):
+        uh.save({"w": np.ones(3)}, tmp_path / "a")
+    with pytest.raises(uh.UnderhoodError, match="folder to write to exists"):
+        uh.save(uh.random_attention(2), tmp_path / "none" / "a")
+    with pytest.raises(uh.UnderhoodError, match="output is a file"):
+        uh.save(uh.random_attention(2), tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    path = uh.save(uh.random_attention(2), tmp_path / "a")
+    before = path.read_bytes()
+
+    def full_disk(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(uh.UnderhoodError, match="No space left"):
+        uh.save(uh.random_attention(3), path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_sparse_matrices_act_as_their_dense_form():
+    random = np.random.default_rng(0)
+    matrix = random.normal(size=(6, 4)) * (random.uniform(size=(6, 4)) < 0.4)
+    factor = random.normal(size=(4, 3))
+    for sparse, dense in (
+        (uh.SparseMatrix.from_dense(matrix), matrix),
+        (uh.SparseMatrix.from_dense(matrix, factor), matrix @ factor),
+    ):
+        assert sparse.shape == dense.shape
+        assert agree(sparse.dense(), dense)
+        with jax.enable_x64(True):
+            xs = jax.numpy.asarray(random.normal(size=(5, dense.shape[1])))
+            assert agree(sparse.apply(xs), np.asarray(xs) @ dense.T)
+            assert agree(sparse.apply(xs[0]), dense @ np.asarray(xs[0]))

@@ -1,0 +1,85 @@
+"""How large signals can get for inputs within ±r over T steps, and what rounding adds to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from underhood.construct.linearise import Linearisation
+
+TINY = {np.dtype(np.float64): 2.0**-30, np.dtype(np.float32): 2.0**-15}
+
+
+class Rounding(NamedTuple):
+    """Relative rounding errors of one product of a gate and a value, and of a sum over the horizon."""
+
+    step: float
+    summing: float
+    steps: float
+    worst: bool
+
+    def grown(self, scheme: Linearisation) -> float:
+        """By how much the cancellation between copies makes them larger."""
+        return scheme.amplification if self.worst else scheme.noise
+
+
+@dataclasses.dataclass(frozen=True)
+class Envelope:
+    """Inputs within ±`input_bound`, at most `horizon` steps, computed in `dtype`."""
+
+    input_bound: float
+    horizon: int
+    dtype: np.dtype
+
+    @property
+    def roundoff(self) -> float:
+        return float(np.finfo(self.dtype).eps) / 2
+
+    @property
+    def tiny(self) -> float:
+        """An argument at which tanh is linear to better than rounding; scales are free in floating point."""
+        return TINY[self.dtype]
+
+    def linear(self, rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+        """max |row · x|."""
+        return self.input_bound * np.abs(rows).sum(axis=1)
+
+    def affine(self, rows: Float[np.ndarray, "n d+1"]) -> Float[np.ndarray, " n"]:
+        """max |row · (x, 1)|."""
+        return self.linear(rows[:, :-1]) + np.abs(rows[:, -1])
+
+    def steps(self, lambda_: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """Σ_{s<T} λ^s: how many inputs a neuron can add up."""
+        lambda_ = np.asarray(lambda_, np.float64)
+        forgetting = np.minimum(lambda_, 1 - 1e-15)
+        return np.where(lambda_ == 1, float(self.horizon), (1 - forgetting**self.horizon) / (1 - forgetting))
+
+    @property
+    def worst(self) -> Rounding:
+        """What rounding can do. Constant inputs come close: each step then rounds the same way."""
+        return Rounding(4 * self.roundoff, self.roundoff * (self.horizon + 3) / 2, float(self.horizon), worst=True)
+
+    @property
+    def typical(self) -> Rounding:
+        """What rounding does to inputs that vary: errors of either sign, growing as the root of their number."""
+        return Rounding(
+            self.roundoff, self.roundoff * math.sqrt(self.horizon / 12 + 1), float(self.horizon), worst=False
+        )
+
+    def dot(self, terms: int) -> float:
+        """Relative rounding of a dot product of `terms` terms, against the sum of their absolute values."""
+        return self.roundoff * (terms + 1)
+
+
+def power_of_two(value: float | np.ndarray) -> np.ndarray:
+    """The power of two at or below: scaling by it is exact."""
+    return np.exp2(np.floor(np.log2(value)))
+
+
+def positive(bounds: np.ndarray) -> np.ndarray:
+    """Bounds to divide by: a signal that is always zero may have any."""
+    return np.where(bounds > 0, bounds, 1.0)

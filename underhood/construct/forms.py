@@ -1,0 +1,158 @@
+"""The form that attention takes on its way into a network: products to remember, queries, products to read.
+
+    H_t = decay ⊙ H_{t-1} + (V x_t) ⊙ (K x_t);      y_t = D [(A H_t) ⊙ (B Q x_t)]
+
+`figure_1` writes it as the paper does, `compact` as Section 2.2 does; `minimal.py` finds the smallest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float
+
+from underhood.attention.linear import LinearAttention
+from underhood.errors import UnderhoodError
+
+Matrix = Float[np.ndarray, "rows columns"]
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyValueForm:
+    """y_t = D [(A H_t) ⊙ (B Q x_t)] with H_t = decay ⊙ H_{t-1} + (V x_t) ⊙ (K x_t), in float64."""
+
+    values: Matrix  # V, (memory, d)
+    keys: Matrix  # K, (memory, d)
+    decay: Float[np.ndarray, " memory"]
+    queries: Matrix  # Q, (queries, d)
+    reads: Matrix  # A, (products, memory)
+    asks: Matrix  # B, (products, queries)
+    readout: Matrix  # D, (d_out, products)
+
+    @property
+    def d(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def memory(self) -> int:
+        return len(self.values)
+
+    @property
+    def products(self) -> int:
+        return len(self.reads)
+
+
+def stack_forms(forms: list[KeyValueForm]) -> KeyValueForm:
+    """Heads side by side: their outputs add up in the readout."""
+    if len(forms) == 1:
+        return forms[0]
+    return KeyValueForm(
+        values=np.concatenate([form.values for form in forms]),
+        keys=np.concatenate([form.keys for form in forms]),
+        decay=np.concatenate([form.decay for form in forms]),
+        queries=np.concatenate([form.queries for form in forms]),
+        reads=block_diagonal([form.reads for form in forms]),
+        asks=block_diagonal([form.asks for form in forms]),
+        readout=np.concatenate([form.readout for form in forms], axis=1),
+    )
+
+
+def block_diagonal(blocks: list[np.ndarray]) -> np.ndarray:
+    rows, columns = (sum(block.shape[axis] for block in blocks) for axis in (0, 1))
+    result, row, column = np.zeros((rows, columns)), 0, 0
+    for block in blocks:
+        result[row : row + block.shape[0], column : column + block.shape[1]] = block
+        row, column = row + block.shape[0], column + block.shape[1]
+    return result
+
+
+def figure_1(attention: LinearAttention) -> KeyValueForm:
+    """Figure 1: a memory for each entry of v kᵀ and a product with its query: d_v·d_k + d_k neurons a head."""
+    return stack_forms([_figure_1_head(*head) for head in heads_of(attention)])
+
+
+def heads_of(attention: LinearAttention) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, float]]:
+    """(W_V, W_K, W_Q, decay) of each head, in float64."""
+    weights = (np.asarray(w, np.float64) for w in (attention.w_value, attention.w_key, attention.w_query))
+    decay = np.ones(attention.heads) if attention.decay is None else np.asarray(attention.decay, np.float64)
+    return list(zip(*weights, decay, strict=True))
+
+
+def _figure_1_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float) -> KeyValueForm:
+    d_value, d_key = len(w_value), len(w_key)
+    return KeyValueForm(
+        values=np.repeat(w_value, d_key, axis=0),
+        keys=np.tile(w_key, (d_value, 1)),
+        decay=np.full(d_value * d_key, decay),
+        queries=w_query,
+        reads=np.eye(d_value * d_key),
+        asks=np.tile(np.eye(d_key), (d_value, 1)),
+        readout=np.repeat(np.eye(d_value), d_key, axis=1),
+    )
+
+
+def compact(attention: LinearAttention) -> KeyValueForm:
+    """Section 2.2: with keys W_V and queries W_V^{-T} W_Kᵀ W_Q, v kᵀ is symmetric: d(d+1)/2 + d neurons a head."""
+    return stack_forms([_compact_head(*head) for head in heads_of(attention)])
+
+
+def _compact_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float) -> KeyValueForm:
+    d_value, d = w_value.shape
+    rank = np.linalg.matrix_rank(w_value)
+    if d_value != d or rank < d:
+        shape = f"rank {rank} for d={d}" if d_value == d else f"shape {w_value.shape}"
+        remedy = "Use to='gated-rnn-minimal' (--to gated-rnn-minimal), which takes any."
+        raise UnderhoodError("compact needs an invertible w_value", shape, remedy)
+    upper = np.triu_indices(d)
+    # memory_of[i, j]: which neuron holds entry (i, j), the same for (j, i).
+    memory_of = np.zeros((d, d), int)
+    memory_of[upper] = np.arange(len(upper[0]))
+    memory_of = np.maximum(memory_of, memory_of.T)
+    return KeyValueForm(
+        values=w_value[upper[0]],
+        keys=w_value[upper[1]],
+        decay=np.full(len(upper[0]), decay),
+        queries=np.linalg.solve(w_value.T, w_key.T @ w_query),
+        reads=np.eye(len(upper[0]))[memory_of.ravel()],
+        asks=np.tile(np.eye(d), (d, 1)),
+        readout=np.repeat(np.eye(d), d, axis=1),
+    )
+
+
+def rank_revealed(attention: LinearAttention) -> KeyValueForm:
+    """Figure 1 with W_V, W_K and W_Q cut down to the ranks r of W_V and s of W_KᵀW_Q: r·s products a head.
+
+    Every product reads one memory, as a single LSTM layer needs it. Full-rank heads stay as they are: a change of
+    basis would only cost accuracy.
+    """
+    return stack_forms([_rank_revealed_head(*head) for head in heads_of(attention)])
+
+
+def _rank_revealed_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float) -> KeyValueForm:
+    rows = row_space(w_value)
+    columns, queries = factor_key_query(w_key, w_query)
+    if len(rows) * len(columns) >= len(w_value) * len(w_key):
+        return _figure_1_head(w_value, w_key, w_query, decay)
+    form = _figure_1_head(rows, columns, queries, decay)
+    return dataclasses.replace(form, readout=w_value @ rows.T @ form.readout)
+
+
+def factor_key_query(w_key: np.ndarray, w_query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """W_KᵀW_Q = columnsᵀ @ queries, with orthonormal rows in `columns` and as many as the rank."""
+    u, sizes, vt = np.linalg.svd(w_key.T @ w_query)
+    rank = numerical_rank(sizes, w_key.shape)
+    return u[:, :rank].T, sizes[:rank, None] * vt[:rank]
+
+
+def row_space(matrix: np.ndarray) -> np.ndarray:
+    """Orthonormal rows that span the rows of `matrix`."""
+    _, sizes, vt = np.linalg.svd(matrix)
+    return vt[: numerical_rank(sizes, matrix.shape)]
+
+
+def numerical_rank(sizes: np.ndarray, shape: tuple[int, ...]) -> int:
+    """Singular values above what rounding makes of zeros, 16 times wider than the usual width."""
+    if sizes.size == 0 or sizes[0] == 0:
+        return 0
+    return int(np.sum(sizes > sizes[0] * max(shape) * 16 * np.finfo(np.float64).eps))

@@ -1,0 +1,23 @@
+"""What a construction hands to the verifier."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A network, in float64, and how far it may be from its source, relative to the largest outputs possible."""
+
+    model: Any
+    relative_bound: float
+    output_bounds: Float[np.ndarray, " d_o"]
+
+    @property
+    def error_bound(self) -> float:
+        """max |y_network − y_source| over all inputs and steps of the envelope."""
+        return float(self.relative_bound * np.max(self.output_bounds, initial=0.0))

@@ -1,0 +1,129 @@
+"""Every compile is measured: the network against its source on probe sequences up to the horizon."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from underhood.attention.linear import LinearAttention
+from underhood.cells import GatedRNN
+from underhood.cells.linear import dense
+from underhood.construct.envelope import Envelope
+from underhood.construct.forms import heads_of
+
+LONGEST_PROBE = 20_000  # steps; beyond it the bound speaks alone, and `measured_steps` says so
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Errors over all probes; relative means against the largest output of the same probe."""
+
+    max_abs_error: float
+    max_rel_error: float
+    steps: int
+    probes: int
+
+
+def measure(source: Any, model: Any, envelope: Envelope, seed: int = 0) -> Measured:
+    """Run both on every probe, the source in extended precision: in float64 it would round as the network does."""
+    worst, relative = 0.0, 0.0
+    sequences = probes(source, envelope, seed)
+    for xs in sequences:
+        expected = extended(source, xs)
+        error = float(np.max(np.abs(np.asarray(model(xs), np.longdouble) - expected)))
+        largest = float(np.max(np.abs(expected)))
+        if not np.isfinite(error):
+            return Measured(np.inf, np.inf, len(xs), len(sequences))
+        worst = max(worst, error)
+        relative = max(relative, error / largest if largest > 0 else (0.0 if error == 0 else np.inf))
+    return Measured(worst, relative, len(sequences[0]), len(sequences))
+
+
+def probes(source: Any, envelope: Envelope, seed: int = 0) -> list[Float[np.ndarray, "t d"]]:
+    """Inputs that vary, inputs at the corners, and the constant corners that drive the outputs furthest.
+
+    The last are the hardest: signals reach their bounds, and every step rounds the same way.
+    """
+    random = np.random.default_rng(seed)
+    length, r = min(envelope.horizon, LONGEST_PROBE), envelope.input_bound
+    shape = (length, source.d)
+    varied = [random.uniform(-r, r, shape), np.clip(random.normal(size=shape), -r, r)]
+    corners = [r * random.choice([-1.0, 1.0], shape)]
+    constant = [np.tile(corner, (length, 1)) for corner in _furthest_corners(source, envelope, random)]
+    return varied + corners + constant
+
+
+def extended(source: Any, xs: Float[np.ndarray, "t d"]) -> np.ndarray:
+    """The source's outputs in NumPy's longest float."""
+    xs = xs.astype(np.longdouble)
+    run = _extended_attention if isinstance(source, LinearAttention) else _extended_gated
+    return run(source, xs)
+
+
+def _extended_attention(source: LinearAttention, xs: np.ndarray) -> np.ndarray:
+    ys = np.zeros((len(xs), source.d_out), np.longdouble)
+    for *weights, decay in heads_of(source):
+        values, keys, queries = (xs @ weight.astype(np.longdouble).T for weight in weights)
+        memory = np.zeros((values.shape[1], keys.shape[1]), np.longdouble)
+        for t in range(len(xs)):
+            memory = decay * memory + np.multiply.outer(values[t], keys[t])
+            ys[t] += memory @ queries[t]
+    return ys
+
+
+def _extended_gated(source: GatedRNN, xs: np.ndarray) -> np.ndarray:
+    gate_in, gate_out = source.input_gating, source.output_gating
+    w_in_m, w_in_x, w_out_m, w_out_x, readout = (
+        dense(matrix).astype(np.longdouble)
+        for matrix in (gate_in.w_m, gate_in.w_x, gate_out.w_m, gate_out.w_x, source.readout)
+    )
+    with_one = np.hstack([xs, np.ones((len(xs), 1), np.longdouble)])
+    inputs = (with_one @ w_in_m.T) * (with_one @ w_in_x.T)
+    lambda_, state = np.asarray(source.lambda_).astype(np.longdouble), np.zeros(len(w_in_m), np.longdouble)
+    ys = np.zeros((len(xs), len(readout)), np.longdouble)
+    for t in range(len(xs)):
+        state = lambda_ * state + inputs[t]
+        ys[t] = readout @ ((w_out_m @ state) * (w_out_x @ state))
+    return ys
+
+
+def _furthest_corners(source: Any, envelope: Envelope, random: np.random.Generator) -> list[np.ndarray]:
+    """Constant inputs ±r that make some output large: ascent by flips of one sign, from several starts."""
+    starts = envelope.input_bound * random.choice([-1.0, 1.0], (8, source.d))
+    found = []
+    for corner in starts:
+        size = _size_for_constant(source, corner[None], envelope)[0]
+        while True:
+            flipped = np.tile(corner, (source.d, 1))
+            np.fill_diagonal(flipped, -corner)
+            sizes = _size_for_constant(source, flipped, envelope)
+            best = int(np.argmax(sizes))
+            if not sizes[best] > size:
+                break
+            corner, size = flipped[best], sizes[best]
+        found.append((float(size), corner))
+    found.sort(key=lambda pair: -pair[0])
+    return [corner for _, corner in found[:2]]
+
+
+def _size_for_constant(source: Any, xs: Float[np.ndarray, "b d"], envelope: Envelope) -> Float[np.ndarray, " b"]:
+    """The largest output after a horizon of one and the same input."""
+    if isinstance(source, LinearAttention):
+        outputs = np.zeros((len(xs), source.d_out))
+        for w_value, w_key, w_query, decay in heads_of(source):
+            scores = np.sum((xs @ w_key.T) * (xs @ w_query.T), axis=1, keepdims=True)
+            outputs += envelope.steps(np.array([decay])) * scores * (xs @ w_value.T)
+    else:
+        outputs = _gated_constant(source, xs, envelope)
+    return np.max(np.abs(outputs), axis=1)
+
+
+def _gated_constant(source: GatedRNN, xs: np.ndarray, envelope: Envelope) -> np.ndarray:
+    with_one = np.hstack([xs, np.ones((len(xs), 1))])
+    gate_in, gate_out = source.input_gating, source.output_gating
+    inputs = (with_one @ dense(gate_in.w_m).T) * (with_one @ dense(gate_in.w_x).T)
+    states = inputs * envelope.steps(np.asarray(source.lambda_))[None]
+    return ((states @ dense(gate_out.w_m).T) * (states @ dense(gate_out.w_x).T)) @ dense(source.readout).T
