@@ -32,9 +32,9 @@ class Gating(eqx.Module):
     w_x: Matrix = eqx.field(converter=as_weight)
 
     def __check_init__(self) -> None:
-        require_shape("w_m", self.w_m, (ANY, None), "(neurons, inputs)")
+        require_shape("w_m", self.w_m, (ANY, ANY), "(neurons, inputs)")
         # The branches of an LRU's In-Skip gating read different inputs.
-        require_shape("w_x", self.w_x, (self.w_m.shape[0], None), "(neurons, inputs), with w_m's neurons")
+        require_shape("w_x", self.w_x, (self.w_m.shape[0], ANY), "(neurons, inputs), with w_m's neurons")
 
     def __call__(self, x: Float[Array, "*t inputs"]) -> Float[Array, "*t neurons"]:
         return apply(self.w_m, x) * apply(self.w_x, x)

@@ -57,7 +57,7 @@ class Compiled:
 
 
 def compile(
-    source: LinearAttention | GatedRNN,
+    source: Any,
     to: str = "gated-rnn",
     *,
     layers: int | None = None,

@@ -17,10 +17,15 @@ TINY = {np.dtype(np.float64): 2.0**-30, np.dtype(np.float32): 2.0**-15}
 class Rounding(NamedTuple):
     """Relative rounding errors of one product of a gate and a value, and of a sum over the horizon."""
 
+    unit: float
     step: float
     summing: float
     steps: float
     worst: bool
+
+    def around(self, bias: float) -> Rounding:
+        """For gates σ(b + u) with large |b|: the argument rounds by |b| times the unit, and σ with it."""
+        return self._replace(step=self.step * (1 + abs(bias)))
 
     def grown(self, scheme: Linearisation) -> float:
         """By how much the cancellation between copies makes them larger."""
@@ -48,7 +53,7 @@ class Envelope:
         """max |row · x|."""
         return self.input_bound * np.abs(rows).sum(axis=1)
 
-    def affine(self, rows: Float[np.ndarray, "n d+1"]) -> Float[np.ndarray, " n"]:
+    def affine(self, rows: Float[np.ndarray, "n inputs"]) -> Float[np.ndarray, " n"]:
         """max |row · (x, 1)|."""
         return self.linear(rows[:, :-1]) + np.abs(rows[:, -1])
 
@@ -61,14 +66,14 @@ class Envelope:
     @property
     def worst(self) -> Rounding:
         """What rounding can do. Constant inputs come close: each step then rounds the same way."""
-        return Rounding(4 * self.roundoff, self.roundoff * (self.horizon + 3) / 2, float(self.horizon), worst=True)
+        unit, steps = self.roundoff, float(self.horizon)
+        return Rounding(unit, step=4 * unit, summing=unit * (steps + 3) / 2, steps=steps, worst=True)
 
     @property
     def typical(self) -> Rounding:
         """What rounding does to inputs that vary: errors of either sign, growing as the root of their number."""
-        return Rounding(
-            self.roundoff, self.roundoff * math.sqrt(self.horizon / 12 + 1), float(self.horizon), worst=False
-        )
+        unit, steps = self.roundoff, float(self.horizon)
+        return Rounding(unit, step=unit, summing=unit * math.sqrt(steps / 12 + 1), steps=steps, worst=False)
 
     def dot(self, terms: int) -> float:
         """Relative rounding of a dot product of `terms` terms, against the sum of their absolute values."""

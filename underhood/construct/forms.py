@@ -15,20 +15,18 @@ from jaxtyping import Float
 from underhood.attention.linear import LinearAttention
 from underhood.errors import UnderhoodError
 
-Matrix = Float[np.ndarray, "rows columns"]
-
 
 @dataclasses.dataclass(frozen=True)
 class KeyValueForm:
     """y_t = D [(A H_t) ⊙ (B Q x_t)] with H_t = decay ⊙ H_{t-1} + (V x_t) ⊙ (K x_t), in float64."""
 
-    values: Matrix  # V, (memory, d)
-    keys: Matrix  # K, (memory, d)
+    values: Float[np.ndarray, "memory d"]  # V
+    keys: Float[np.ndarray, "memory d"]  # K
     decay: Float[np.ndarray, " memory"]
-    queries: Matrix  # Q, (queries, d)
-    reads: Matrix  # A, (products, memory)
-    asks: Matrix  # B, (products, queries)
-    readout: Matrix  # D, (d_out, products)
+    queries: Float[np.ndarray, "queries d"]  # Q
+    reads: Float[np.ndarray, "products memory"]  # A
+    asks: Float[np.ndarray, "products queries"]  # B
+    readout: Float[np.ndarray, "d_o products"]  # D
 
     @property
     def d(self) -> int:
@@ -132,6 +130,8 @@ def rank_revealed(attention: LinearAttention) -> KeyValueForm:
 def _rank_revealed_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float) -> KeyValueForm:
     rows = row_space(w_value)
     columns, queries = factor_key_query(w_key, w_query)
+    if len(rows) * len(columns) == 0:  # a head that is zero keeps one silent product: cells have a neuron or more
+        rows, columns, queries = np.zeros((3, 1, w_value.shape[1]))
     if len(rows) * len(columns) >= len(w_value) * len(w_key):
         return _figure_1_head(w_value, w_key, w_query, decay)
     form = _figure_1_head(rows, columns, queries, decay)

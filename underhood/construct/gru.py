@@ -85,9 +85,11 @@ def to_gru(source: GatedRNN, envelope: Envelope, order: int, leak: float | None 
     leak = LEAK[envelope.dtype] if leak is None else leak
     bias = math.log(leak) - math.log1p(-leak)
     whole = gated_products(source, envelope)
-    steps, worst = float(envelope.horizon), envelope.worst
+    steps, worst = float(envelope.horizon), envelope.worst.around(bias)
 
-    before, after = (_balance(order, leak, envelope, error) for error in (_summed_error, _difference_error))
+    before, after = (
+        _balance(order, leak, envelope.typical.around(bias), error) for error in (_summed_error, _difference_error)
+    )
     products, lambda_, n = whole.inputs, whole.lambda_, len(whole.lambda_)
 
     # First layer. Its outputs, and H_t = from_first @ outputs + from_second @ (second layer's h_{t-1}).
@@ -153,7 +155,7 @@ def attention_to_gru(form: KeyValueForm, envelope: Envelope, order: int, leak: f
         raise NotConstructible("gru", layers=1, needs=2, reason=reason, source="docs/theory.md")
     leak = LEAK[envelope.dtype] if leak is None else leak
     bias = math.log(leak) - math.log1p(-leak)
-    steps, worst = float(envelope.horizon), envelope.worst
+    steps, worst = float(envelope.horizon), envelope.worst.around(bias)
     asked = form.asks @ form.queries
     key_bounds, value_bounds, query_bounds = map(envelope.linear, (form.keys, form.values, asked))
 
@@ -162,7 +164,8 @@ def attention_to_gru(form: KeyValueForm, envelope: Envelope, order: int, leak: f
         return scheme.truncation / steps + rounding.step * 4 * rounding.grown(scheme) / scheme.scale
 
     before, after, cubic = (
-        _balance(order, leak, envelope, error) for error in (_summed_error, _difference_error, error_cubic)
+        _balance(order, leak, envelope.typical.around(bias), error)
+        for error in (_summed_error, _difference_error, error_cubic)
     )
     layer = _Layer(form.d)
     # Memories: Σ_s (v·x_s)(k·x_s), in copies.
@@ -223,13 +226,13 @@ def _summed_error(scheme: Linearisation, rounding: Rounding) -> float:
 
 def _difference_error(scheme: Linearisation, rounding: Rounding) -> float:
     """Of products of the moment: the last step of a sum that is T/2 times as large as its largest step."""
-    return scheme.truncation + rounding.step * rounding.grown(scheme) * (rounding.steps / 2 + 1)
+    return scheme.truncation + (rounding.step + rounding.unit * rounding.steps / 2) * rounding.grown(scheme)
 
 
 def _balance(
-    order: int, leak: float, envelope: Envelope, error: Callable[[Linearisation, Rounding], float]
+    order: int, leak: float, rounding: Rounding, error: Callable[[Linearisation, Rounding], float]
 ) -> Linearisation:
-    return best_scale(lambda scale: exponential(order, scale, leak), lambda scheme: error(scheme, envelope.typical))
+    return best_scale(lambda scale: exponential(order, scale, leak), lambda scheme: error(scheme, rounding))
 
 
 def _second_difference(order: int, scale: float, gate: float) -> np.ndarray:

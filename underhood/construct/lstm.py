@@ -66,7 +66,7 @@ def attention_to_lstm(form: KeyValueForm, envelope: Envelope, order: int) -> Low
 
 
 def to_lstm(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
-    """Two layers: g ⊙ c̃ of the first is the input gating and f is λ; g ⊙ c̃ of the second, with f = 0, the output gating."""
+    """Two layers: g ⊙ c̃ is the input gating in the first, with f = λ, the output gating in the second, with f = 0."""
     whole = gated_products(source, envelope)
 
     def error(scheme: Linearisation, rounding: Rounding) -> float:

@@ -22,8 +22,8 @@ from underhood.construct.linearise import Linearisation
 class Products:
     """p_n = (gate_n·x)(value_n·x), |gate_n·x| ≤ bound_n; or, where `linear`, p_n = constant_n · (value_n·x)."""
 
-    gates: Float[np.ndarray, "n inputs"]
-    values: Float[np.ndarray, "n inputs"]
+    gates: Float[np.ndarray, "n gate_inputs"]
+    values: Float[np.ndarray, "n value_inputs"]
     gate_bounds: Float[np.ndarray, " n"]
     value_bounds: Float[np.ndarray, " n"]
     linear: np.ndarray  # of bool
@@ -38,8 +38,8 @@ class Products:
 class Copies:
     """Rows of a gate σ(gates·x + …) and of a value, and how to combine them: products ≈ combine @ (σ ⊙ value)."""
 
-    gates: Float[np.ndarray, "copies inputs"]
-    values: Float[np.ndarray, "copies inputs"]
+    gates: Float[np.ndarray, "copies gate_inputs"]
+    values: Float[np.ndarray, "copies value_inputs"]
     combine: Float[np.ndarray, "n copies"]
     owner: np.ndarray  # which product a copy belongs to
 

@@ -19,7 +19,7 @@ LONGEST_PROBE = 20_000  # steps; beyond it the bound speaks alone, and `measured
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Errors over all probes; relative means against the largest output of the same probe."""
+    """Errors over all probes; relative means against the largest output of probes of the same sort."""
 
     max_abs_error: float
     max_rel_error: float
@@ -29,38 +29,42 @@ class Measured:
 
 def measure(source: Any, model: Any, envelope: Envelope, seed: int = 0) -> Measured:
     """Run both on every probe, the source in extended precision: in float64 it would round as the network does."""
-    worst, relative = 0.0, 0.0
-    sequences = probes(source, envelope, seed)
-    for xs in sequences:
-        expected = extended(source, xs)
-        error = float(np.max(np.abs(np.asarray(model(xs), np.longdouble) - expected)))
-        largest = float(np.max(np.abs(expected)))
+    worst, relative, count = 0.0, 0.0, 0
+    for sequences in probes(source, envelope, seed):
+        expected = [extended(source, xs) for xs in sequences]
+        errors = [np.max(np.abs(np.asarray(model(xs)) - ys)) for xs, ys in zip(sequences, expected, strict=True)]
+        error, largest = float(np.max(errors)), float(np.max([np.max(np.abs(ys)) for ys in expected]))
         if not np.isfinite(error):
-            return Measured(np.inf, np.inf, len(xs), len(sequences))
-        worst = max(worst, error)
+            error = np.inf
+        worst, count = max(worst, error), count + len(sequences)
         relative = max(relative, error / largest if largest > 0 else (0.0 if error == 0 else np.inf))
-    return Measured(worst, relative, len(sequences[0]), len(sequences))
+    return Measured(worst, relative, _probe_length(envelope), count)
 
 
-def probes(source: Any, envelope: Envelope, seed: int = 0) -> list[Float[np.ndarray, "t d"]]:
-    """Inputs that vary, inputs at the corners, and the constant corners that drive the outputs furthest.
+def probes(source: Any, envelope: Envelope, seed: int = 0) -> list[list[Float[np.ndarray, "t d"]]]:
+    """Two sorts: inputs that vary, inside and at the corners; and the constant corners that drive outputs furthest.
 
-    The last are the hardest: signals reach their bounds, and every step rounds the same way.
+    The latter are the hardest: signals reach their bounds, and every step rounds the same way.
     """
     random = np.random.default_rng(seed)
-    length, r = min(envelope.horizon, LONGEST_PROBE), envelope.input_bound
-    shape = (length, source.d)
-    varied = [random.uniform(-r, r, shape), np.clip(random.normal(size=shape), -r, r)]
-    corners = [r * random.choice([-1.0, 1.0], shape)]
-    constant = [np.tile(corner, (length, 1)) for corner in _furthest_corners(source, envelope, random)]
-    return varied + corners + constant
+    length, r = _probe_length(envelope), envelope.input_bound
+    shape, varied = (length, source.d), []
+    for _ in range(max(1, 64 // length)):  # short sequences say little each
+        varied += [random.uniform(-r, r, shape), np.clip(random.normal(size=shape), -r, r)]
+        varied.append(r * random.choice([-1.0, 1.0], shape))
+    return [varied, [np.tile(corner, (length, 1)) for corner in _furthest_corners(source, envelope, random)]]
+
+
+def _probe_length(envelope: Envelope) -> int:
+    return min(envelope.horizon, LONGEST_PROBE)
 
 
 def extended(source: Any, xs: Float[np.ndarray, "t d"]) -> np.ndarray:
     """The source's outputs in NumPy's longest float."""
     xs = xs.astype(np.longdouble)
-    run = _extended_attention if isinstance(source, LinearAttention) else _extended_gated
-    return run(source, xs)
+    if isinstance(source, LinearAttention):
+        return _extended_attention(source, xs)
+    return _extended_gated(source, xs)
 
 
 def _extended_attention(source: LinearAttention, xs: np.ndarray) -> np.ndarray:

@@ -37,6 +37,8 @@ _DTYPES = {
     "I64": np.int64,
 }
 
+OPTIONAL = ("decay", "v", "input_gating", "factor")  # weights that a model may do without
+
 # A structure is {"kind": …, static field: value, part: structure, …}; arrays go without saying.
 Structure = dict[str, Any]
 
@@ -167,6 +169,8 @@ def _build(structure: Any, prefix: str, tensors: dict[str, np.ndarray]) -> Any:
         elif field.metadata.get("static"):
             if field.name in structure:
                 arguments[field.name] = structure[field.name]
+        elif field.name in structure and structure[field.name] is None and field.name in OPTIONAL:
+            arguments[field.name] = None
         elif part is not None and any(other.startswith(f"{name}.") for other in tensors):
             arguments[field.name] = _build(part, f"{name}.", tensors)
         elif field.default is dataclasses.MISSING:

@@ -1,0 +1,221 @@
+"""compile: every target on several attentions, bounds that hold, refusals that are data, and broken networks found."""
+
+import itertools
+import json
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+import underhood as uh
+from tests.cells.references import reference
+from tests.tolerance import error
+from underhood.cli import main
+from underhood.construct.compile import TARGETS
+from underhood.construct.envelope import Envelope
+from underhood.construct.forms import figure_1
+from underhood.construct.gated import to_gated_rnn
+from underhood.construct.gru import attention_to_gru, to_gru
+from underhood.construct.targets import ATTENTION, GATED
+from underhood.construct.verify import measure
+
+LIMITS = {"gru": {1: 1e-4, 2: 1e-6}, "exact": {1: 1e-12}, "linearised": {1: 1e-7, 2: 1e-9, 3: 1e-10}}
+SOURCES = {
+    "d1": {"d": 1},
+    "d4": {"d": 4, "seed": 1},
+    "rectangular": {"d": 3, "d_key": 2, "d_value": 4, "heads": 2, "seed": 2},
+    "low-rank": {"d": 5, "rank": 2, "seed": 3},
+}
+
+
+def limits(target):
+    return LIMITS["gru" if target == "gru" else "exact" if TARGETS[target].exact else "linearised"]
+
+
+def cases():
+    for target in TARGETS:
+        for source in SOURCES:
+            if target == "gated-rnn-compact" and source in ("rectangular", "low-rank"):
+                continue
+            for order in limits(target) if source == "d4" else (1,):
+                yield target, source, order
+
+
+@pytest.mark.parametrize(("target", "source", "order"), list(cases()))
+def test_attention_compiles_within_its_limits_and_its_bound(target, source, order):
+    attention = uh.random_attention(**SOURCES[source])
+    compiled = uh.compile(attention, to=target, order=order)
+    assert compiled.verified
+    assert compiled.layers == TARGETS[target].default_layers[ATTENTION]
+    assert compiled.max_rel_error <= limits(target)[order]
+    assert compiled.max_abs_error <= compiled.error_bound <= 1000 * compiled.max_abs_error
+    # Other inputs than the probes, against the double loop.
+    xs = np.random.default_rng(99).uniform(-4, 4, (300, attention.d))
+    expected = reference(attention, xs)
+    assert np.max(np.abs(compiled.model(xs) - expected)) <= compiled.error_bound
+    assert error(compiled.model(xs), expected) <= limits(target)[order]
+
+
+GATED_TARGETS = [target for target in TARGETS if GATED in TARGETS[target].default_layers]
+
+
+def gated_source(d=3, hidden=5, seed=0):
+    """A random network of Eq. 2 with λ at 0, at 1 and between, and linear terms from the constant."""
+    random = np.random.default_rng(seed)
+    lambda_ = np.array([0, 1, 0.5, 0.9, 1])[:hidden]
+    w = random.normal(size=(2, hidden, d + 1)) / np.sqrt(d + 1)
+    w[1, 0, :-1] = 0  # one neuron is linear in x
+    return uh.GatedRNN.from_lambda(
+        uh.Gating(*w), lambda_, uh.Gating(*random.normal(size=(2, 4, hidden))), random.normal(size=(2, 4))
+    )
+
+
+@pytest.mark.parametrize("target", GATED_TARGETS)
+def test_gated_rnns_compile_as_the_first_column_of_table_3(target):
+    source = gated_source()
+    compiled = uh.compile(source, to=target, horizon=200)
+    assert compiled.layers == TARGETS[target].default_layers[GATED]
+    assert compiled.verified
+    xs = np.random.default_rng(99).uniform(-4, 4, (200, 3))
+    assert np.max(np.abs(compiled.model(xs) - reference(source, xs))) <= compiled.error_bound
+
+
+def test_one_gru_layer_holds_attention():
+    """Table 3 has a dash here."""
+    attention = uh.random_attention(3, seed=4)
+    compiled = uh.compile(attention, to="gru", layers=1)
+    assert (compiled.layers, len(compiled.model.cells)) == (1, 1)
+    assert compiled.verified
+    assert compiled.max_rel_error <= 1e-7
+
+
+@pytest.mark.parametrize("way", ["attention", "gated"])
+def test_the_grus_error_falls_with_the_leak(way):
+    attention = uh.random_attention(2, seed=1)
+    envelope = Envelope(4.0, 100, np.dtype(np.float64))
+    lower, source = (
+        (attention_to_gru, figure_1(attention)) if way == "attention" else (to_gru, to_gated_rnn(figure_1(attention)))
+    )
+    errors = [
+        measure(attention, lower(source, envelope, 1, leak=leak).model, envelope).max_rel_error
+        for leak in (1e-2, 1e-3, 1e-4, 1e-5)
+    ]
+    for larger, smaller in itertools.pairwise(errors):
+        assert 3 < larger / smaller < 30
+    assert lower(source, envelope, 1, leak=1e-4).relative_bound >= errors[2]
+
+
+def test_decay_is_kept():
+    attention = uh.random_attention(3, heads=2, seed=1)
+    decayed = uh.LinearAttention(attention.w_value, attention.w_key, attention.w_query, decay=np.array([0.9, 1.0]))
+    for target in ("gated-rnn", "gated-rnn-minimal", "lru-in-skip", "lstm", "gru"):
+        assert uh.compile(decayed, to=target, horizon=100).verified, target
+    with pytest.raises(uh.NotConstructible, match="do not decay"):
+        uh.compile(decayed, to="gru", layers=1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_attention_that_is_zero_compiles(target):
+    if target == "gated-rnn-compact":
+        with pytest.raises(uh.UnderhoodError, match="rank 0"):
+            uh.compile(uh.random_attention(3, rank=0), to=target, horizon=20)
+        return
+    compiled = uh.compile(uh.random_attention(3, rank=0), to=target, horizon=20)
+    assert compiled.verified
+    assert compiled.max_abs_error == 0
+
+
+@pytest.mark.parametrize("target", ["gated-rnn", "gated-rnn-minimal", "lru-in-out", "lstm", "gru"])
+def test_float32(target):
+    compiled = uh.compile(uh.random_attention(3, seed=1), to=target, dtype="float32")
+    assert compiled.model.dtype == np.float32
+    assert compiled.verified
+    assert compiled.max_abs_error <= compiled.error_bound
+    if TARGETS[target].exact:
+        assert compiled.max_rel_error <= 1e-4
+
+
+@pytest.mark.parametrize("target", ["gated-rnn", "lru", "lstm", "gru"])
+def test_a_broken_network_is_not_verified(target):
+    """Negative control: one weight off by a thousandth shows in the measurement."""
+    attention = uh.random_attention(3, seed=1)
+    compiled = uh.compile(attention, to=target, horizon=50)
+    where = (lambda m: m.readout) if target == "gated-rnn" else (lambda m: m.readout.weight)
+    with jax.enable_x64(True):
+        broken = eqx.tree_at(where, compiled.model, replace_fn=lambda w: w * 1.001)
+    measured = measure(attention, broken, Envelope(4.0, 50, np.dtype(np.float64)))
+    assert measured.max_rel_error > 1e3 * compiled.tolerance or measured.max_rel_error > 9e-4
+
+
+@pytest.mark.parametrize(
+    ("target", "layers", "source"),
+    [("lru", 1, "Table 3"), ("lru-in-out", 2, "Table 3"), ("gated-rnn", 2, "Section 2.1")],
+)
+def test_wrong_layers_are_refused_as_data(target, layers, source):
+    with pytest.raises(uh.NotConstructible) as caught:
+        uh.compile(uh.random_attention(2), to=target, layers=layers)
+    refusal = caught.value.as_data()["refused"]
+    assert (refusal["target"], refusal["layers"], refusal["source"]) == (target, layers, source)
+    assert refusal["reason"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"to": "transformer"}, "Known: gated-rnn"),
+        ({"horizon": 0}, "horizon is a whole number"),
+        ({"input_bound": -1.0}, "input_bound is a positive"),
+        ({"input_bound": float("nan")}, "input_bound is a positive"),
+        ({"order": 9}, "order is a whole number from 1 to"),
+        ({"dtype": "float16"}, "dtype is float64 or float32"),
+        ({"to": "lstm", "horizon": 10**15}, "longest horizon that can be promised is"),
+        ({"to": "lru", "sparse": True}, "sparse gatings"),
+    ],
+)
+def test_bad_settings_are_refused(wrong, says):
+    with pytest.raises(uh.UnderhoodError, match=says):
+        uh.compile(uh.random_attention(2), **{"to": "gated-rnn", **wrong})
+
+
+def test_bad_sources_are_refused():
+    with pytest.raises(uh.UnderhoodError, match="linear attention or a diagonal gated RNN"):
+        uh.compile(uh.make_model("lstm", 2, hidden=3), to="gru")  # pyright: ignore
+    with pytest.raises(uh.UnderhoodError, match="w_key is not"):
+        uh.compile(uh.LinearAttention(np.eye(2), np.full((2, 2), np.nan), np.eye(2)))
+
+
+def test_sparse_gatings_compile_and_verify():
+    compiled = uh.compile(uh.random_attention(12, seed=1), to="gated-rnn", sparse=True, horizon=100)
+    assert isinstance(compiled.model.readout, uh.SparseMatrix)
+    assert compiled.verified
+    assert compiled.max_rel_error <= 1e-12
+
+
+CONTRACT = "target layers hidden parameters dtype exact max_abs_error max_rel_error error_bound input_bound horizon"
+
+
+def test_the_command_writes_what_it_reports(tmp_path, capsys):
+    source, out = tmp_path / "attn", tmp_path / "rnn"
+    uh.save(uh.random_attention(2, seed=3), source)
+    assert main(["compile", str(source), "--to", "lstm", "--out", str(out), "--horizon", "100", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(CONTRACT.split()) <= set(report)
+    model = uh.load(out)
+    assert (model.hidden, model.parameters) == (report["hidden"], report["parameters"])
+    assert main(["compile", str(source), "--to", "lru", "--layers", "1", "--out", str(tmp_path / "no"), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["refused"]["needs"] == 2
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_command_says_by_how_much_it_missed(tmp_path, capsys):
+    source, out = tmp_path / "attn", tmp_path / "rnn"
+    uh.save(uh.random_attention(1), source)
+    assert main(["compile", str(source), "--to", "lstm", "--tolerance", "1e-8", "--out", str(out)]) == 1
+    assert "times the tolerance 1e-08" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 7])
+def test_short_horizons(horizon):
+    for target in ("gated-rnn-minimal", "lru", "lstm", "gru"):
+        assert uh.compile(uh.random_attention(2, seed=3), to=target, horizon=horizon).verified, target
