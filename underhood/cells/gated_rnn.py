@@ -188,7 +188,9 @@ class DenseGatedRNN(_AbstractGatedRNN):
 def nu_of(lambda_: Any) -> np.ndarray:
     """ν with exp(−exp(ν)) = λ; exactly 0 and 1 at the ends."""
     lambda_ = np.asarray(lambda_)
-    lambda_ = lambda_ if lambda_.dtype == np.float32 else lambda_.astype(np.float64)
+    lambda_ = lambda_.astype(
+        np.float32 if lambda_.dtype.itemsize <= 4 and lambda_.dtype.kind not in "iub" else np.float64
+    )
     if not np.all((lambda_ >= 0) & (lambda_ <= 1)):
         raise UnderhoodError("λ lies in [0, 1], or hidden states explode", f"{np.min(lambda_)} to {np.max(lambda_)}")
     inner = np.clip(lambda_, np.finfo(lambda_.dtype).tiny, 1 - np.finfo(lambda_.dtype).epsneg)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from underhood.arrays import ANY, as_weight, require_shape
+from underhood.arrays import as_weight, require_shape
+from underhood.errors import UnderhoodError
 
 Matrix = Any  # Float[Array, "rows columns"] or SparseMatrix
 
@@ -25,61 +27,88 @@ def dense(matrix: Matrix) -> np.ndarray:
     return matrix.dense() if isinstance(matrix, SparseMatrix) else np.asarray(matrix)
 
 
-class SparseMatrix(eqx.Module):
-    """W = S B, with at most k entries in each row of S and a dense factor B, or none where W itself is sparse.
+class Block(eqx.Module):
+    """The paper's repeat(B, n): rows of B, each `repeats` times, the whole `tiles` times; or the transpose of that.
 
-    S is held as `values` and `columns` of shape (rows, k), padded with zeros: a product gathers and sums along
-    rows, which costs rows·k and never scatters. In the construction of Figure 1 the rows of W_V repeat, so that
-    S picks one row of B = W_V for each neuron: d² + d² work where the dense matrix takes d³.
+    It reads the columns from `start` on. Without `base`, B is the identity of size `width`. A product costs what B
+    costs and a copy, never the size of the matrix that is written down.
     """
+
+    kind: ClassVar[str] = "block"
+
+    base: Float[Array, "rows width"] | None = eqx.field(converter=as_weight)
+    start: int = eqx.field(static=True)
+    width: int = eqx.field(static=True)
+    repeats: int = eqx.field(static=True, default=1)
+    tiles: int = eqx.field(static=True, default=1)
+    transposed: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self) -> None:
+        for name in ("start", "width", "repeats", "tiles"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < (0 if name == "start" else 1):
+                raise UnderhoodError(f"a block's {name} is a whole number", repr(value))
+        if self.base is not None:
+            if self.transposed:
+                raise UnderhoodError("a transposed block has no base of its own", f"shape {np.shape(self.base)}")
+            require_shape("base", self.base, (None, self.width), "(rows, width)")
+
+    @property
+    def pattern(self) -> tuple[int, int, int]:
+        return self.tiles, self.width if self.base is None else self.base.shape[0], self.repeats
+
+    @property
+    def rows(self) -> int:
+        return self.width if self.transposed else math.prod(self.pattern)
+
+    @property
+    def stop(self) -> int:
+        """The first column that it does not read."""
+        return self.start + (math.prod(self.pattern) if self.transposed else self.width)
+
+    def apply(self, x: Float[Array, "*t columns"]) -> Float[Array, "*t rows"]:
+        x = jax.lax.slice_in_dim(x, self.start, self.stop, axis=-1)
+        if self.transposed:
+            return x.reshape(*x.shape[:-1], *self.pattern).sum(axis=(-3, -1))
+        if self.base is not None:
+            x = x @ self.base.T
+        spread = jnp.broadcast_to(x[..., None, :, None], (*x.shape[:-1], *self.pattern))
+        return spread.reshape(*x.shape[:-1], self.rows)
+
+    def dense(self) -> np.ndarray:
+        base = np.eye(self.width) if self.base is None else np.asarray(self.base)
+        matrix = np.tile(np.repeat(base, self.repeats, axis=0), (self.tiles, 1))
+        return matrix.T if self.transposed else matrix
+
+
+class SparseMatrix(eqx.Module):
+    """Blocks above one another: all that the gatings of Figure 1 are, at O(d²) a product where dense takes O(d⁴)."""
 
     kind: ClassVar[str] = "sparse"
 
-    values: Float[Array, "rows k"] = eqx.field(converter=as_weight)
-    columns: Int[Array, "rows k"] = eqx.field(converter=lambda columns: jnp.asarray(columns, jnp.int32))
-    width: int = eqx.field(static=True)  # columns of S
-    factor: Float[Array, "width columns"] | None = eqx.field(converter=as_weight, default=None)
-
-    @classmethod
-    def from_dense(cls, matrix: np.ndarray, factor: np.ndarray | None = None) -> SparseMatrix:
-        """S from its dense form, with `factor` as B."""
-        matrix = np.asarray(matrix)
-        most = max(1, int(np.count_nonzero(matrix, axis=1).max(initial=0)))
-        # A stable sort by "is zero" brings the entries of each row to its front, in the order of columns.
-        columns = np.argsort(matrix == 0, axis=1, kind="stable")[:, :most]
-        values = np.take_along_axis(matrix, columns, axis=1)
-        return cls(values, columns, matrix.shape[1], factor)
+    blocks: tuple[Block, ...]
+    columns: int = eqx.field(static=True)
 
     def __check_init__(self) -> None:
-        require_shape("values", self.values, (ANY, None), "(rows, k)")
-        require_shape("columns", self.columns, np.shape(self.values), "as values has")
-        if self.factor is not None:
-            require_shape("factor", self.factor, (self.width, None), "(width, columns)")
+        if not self.blocks:
+            raise UnderhoodError("a sparse matrix has one block or more", "none")
+        for block in self.blocks:
+            if block.stop > self.columns:
+                raise UnderhoodError(f"a block reads within the {self.columns} columns", f"up to {block.stop}")
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.values.shape[0], self.width if self.factor is None else self.factor.shape[1]
-
-    @property
-    def ndim(self) -> int:
-        return 2
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.values.dtype
+        return sum(block.rows for block in self.blocks), self.columns
 
     def apply(self, x: Float[Array, "*t columns"]) -> Float[Array, "*t rows"]:
-        if self.factor is not None:
-            x = x @ self.factor.T
-        # The indices come from a checked file or a construction: a clip would cost more than the gather.
-        gathered = x.at[..., self.columns].get(mode="promise_in_bounds")
-        return jnp.sum(jax.lax.expand_dims(self.values, range(x.ndim - 1)) * gathered, axis=-1)
+        return jnp.concatenate([block.apply(x) for block in self.blocks], axis=-1)
 
     def dense(self) -> np.ndarray:
-        values = np.asarray(self.values)
-        sparse = np.zeros((len(values), self.width), values.dtype)
-        np.add.at(sparse, (np.arange(len(values))[:, None], np.asarray(self.columns)), values)
-        return sparse if self.factor is None else sparse @ np.asarray(self.factor)
+        matrix, row = np.zeros(self.shape), 0
+        for block in self.blocks:
+            matrix[row : row + block.rows, block.start : block.stop] = block.dense()
+            row += block.rows
+        return matrix
 
 
 class Linear(eqx.Module):

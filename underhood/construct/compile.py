@@ -13,6 +13,7 @@ import numpy as np
 from underhood.arrays import require_finite
 from underhood.attention.linear import LinearAttention
 from underhood.cells import GatedRNN
+from underhood.cells.linear import dense
 from underhood.construct import table3  # noqa: F401  (registers the targets)
 from underhood.construct.envelope import Envelope
 from underhood.construct.lowered import Lowered
@@ -127,18 +128,14 @@ def _checked_envelope(source: Any, input_bound: float, horizon: int, order: int,
     names = ("w_value", "w_key", "w_query", "decay") if isinstance(source, LinearAttention) else ("nu", "readout")
     for name in names:
         if getattr(source, name) is not None:
-            require_finite(name, _plain(getattr(source, name)))
+            require_finite(name, dense(getattr(source, name)))
     if isinstance(source, GatedRNN):
         for gating in ("input_gating", "output_gating"):
             for branch in ("w_m", "w_x"):
-                require_finite(f"{gating}.{branch}", _plain(getattr(getattr(source, gating), branch)))
+                require_finite(f"{gating}.{branch}", dense(getattr(getattr(source, gating), branch)))
     elif source.decay is not None and not np.all((np.asarray(source.decay) >= 0) & (np.asarray(source.decay) <= 1)):
         raise UnderhoodError("decay lies in [0, 1]", np.asarray(source.decay).tolist())
     return Envelope(float(input_bound), int(horizon), np.dtype(dtype))
-
-
-def _plain(matrix: Any) -> np.ndarray:
-    return np.asarray(matrix.values) if hasattr(matrix, "values") else np.asarray(matrix)
 
 
 def _too_far(

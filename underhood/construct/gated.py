@@ -6,6 +6,7 @@ import numpy as np
 
 from underhood.attention.linear import LinearAttention
 from underhood.cells import GatedRNN, Gating, SparseMatrix
+from underhood.cells.linear import Block
 from underhood.construct.forms import KeyValueForm, heads_of
 
 
@@ -34,43 +35,37 @@ def _append_zero(matrix: np.ndarray) -> np.ndarray:
 
 
 def to_sparse_gated_rnn(attention: LinearAttention) -> GatedRNN:
-    """Figure 1 without its zeros and repeats, O(d²) a step where the dense matrices take O(d⁴).
+    """Figure 1 as it is drawn, repeat(W_V, d) and all: O(d²) a step where the dense matrices take O(d⁴).
 
-    The same neurons in the same order as `to_gated_rnn(figure_1(attention))`. The rows of W_V and W_K repeat: each
-    input branch is a selection of the rows of one small matrix; each output row reads one neuron.
+    The same neurons in the same order as `to_gated_rnn(figure_1(attention))`.
     """
     heads, d_value, d_key, d = attention.heads, attention.d_out, attention.d_key, attention.d
-    entries, memory = d_value * d_key, heads * d_value * d_key
-    value, key = np.divmod(np.arange(entries), d_key)
-    offset = np.arange(heads)[:, None]
     weights = heads_of(attention)
-    w_value, w_key, w_query = (np.concatenate([head[part] for head in weights]) for part in range(3))
+    memory, queries = heads * d_value * d_key, heads * d_key
     one = np.zeros((1, d + 1))
     one[0, -1] = 1
-    queries = np.arange(heads * d_key)
+    inputs, states = d + 1, memory + queries
     return GatedRNN.from_lambda(
         Gating(
-            _pick((offset * d_value + value).ravel(), queries + heads * d_value, [w_value, w_query], one),
-            _pick((offset * d_key + key).ravel(), np.full(len(queries), heads * d_key), [w_key], one),
+            _stack(
+                inputs,
+                *(Block(_append_zero(head[0]), 0, inputs, repeats=d_key) for head in weights),
+                *(Block(_append_zero(head[2]), 0, inputs) for head in weights),
+            ),
+            _stack(
+                inputs,
+                *(Block(_append_zero(head[1]), 0, inputs, tiles=d_value) for head in weights),
+                Block(one, 0, inputs, repeats=queries),
+            ),
         ),
-        np.concatenate([np.repeat([head[3] for head in weights], entries), np.zeros(len(queries))]),
+        np.concatenate([np.repeat([head[3] for head in weights], d_value * d_key), np.zeros(queries)]),
         Gating(
-            _select(np.arange(memory), memory + len(queries)),
-            _select((memory + offset * d_key + key).ravel(), memory + len(queries)),
+            _stack(states, Block(None, 0, memory)),
+            _stack(states, *(Block(None, memory + head * d_key, d_key, tiles=d_value) for head in range(heads))),
         ),
-        # Output i sums its products of all heads: row i of every head's block of d_key columns.
-        SparseMatrix(
-            np.ones((d_value, heads * d_key)),
-            np.arange(memory).reshape(heads, d_value, d_key).transpose(1, 0, 2).reshape(d_value, -1),
-            memory,
-        ),
+        _stack(memory, Block(None, 0, d_value, repeats=d_key, tiles=heads, transposed=True)),
     )
 
 
-def _pick(memories: np.ndarray, queries: np.ndarray, blocks: list[np.ndarray], one: np.ndarray) -> SparseMatrix:
-    rows = np.concatenate([*(_append_zero(block) for block in blocks), one])
-    return _select(np.concatenate([memories, queries]), len(rows), rows)
-
-
-def _select(columns: np.ndarray, width: int, factor: np.ndarray | None = None) -> SparseMatrix:
-    return SparseMatrix(np.ones((len(columns), 1)), columns[:, None], width, factor)
+def _stack(columns: int, *blocks: Block) -> SparseMatrix:
+    return SparseMatrix(blocks, columns)

@@ -19,12 +19,13 @@ from underhood.arrays import require_finite
 from underhood.attention.linear import LinearAttention
 from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, Gating, Linear, SparseMatrix, Stack
 from underhood.cells.gated_rnn import nu_of
+from underhood.cells.linear import Block
 from underhood.errors import UnderhoodError
 from underhood.interop.atomic import read_bytes, write_atomically
 
 FORMAT = "underhood/1"
 
-_CLASSES = (LinearAttention, GatedRNN, DenseGatedRNN, Stack, LRU, LSTM, GRU, Gating, Linear, SparseMatrix)
+_CLASSES = (LinearAttention, GatedRNN, DenseGatedRNN, Stack, LRU, LSTM, GRU, Gating, Linear, SparseMatrix, Block)
 KINDS: dict[str, type] = {module.kind: module for module in _CLASSES}
 MODELS = tuple(kind for kind, module in KINDS.items() if hasattr(module, "scan"))
 
@@ -37,7 +38,7 @@ _DTYPES = {
     "I64": np.int64,
 }
 
-OPTIONAL = ("decay", "v", "input_gating", "factor")  # weights that a model may do without
+OPTIONAL = ("decay", "v", "input_gating", "base")  # weights that a model may do without
 
 # A structure is {"kind": …, static field: value, part: structure, …}; arrays go without saying.
 Structure = dict[str, Any]
