@@ -49,14 +49,14 @@ def attention_to_lstm(form: KeyValueForm, envelope: Envelope, order: int) -> Low
     pairs, copies = len(product), scheme.copies
     pair, copy_g, copy_o = (axis.ravel() for axis in np.indices((pairs, copies, copies)))
     row, cell = product[pair], memory[pair]
-    candidate_scale = power_of_two(envelope.tiny / positive(value_bounds * envelope.steps(form.decay)))[cell]
-    key_scale, query_scale = positive(key_bounds)[cell], positive(query_bounds)[row]
+    candidate_scale = power_of_two(envelope.tiny / positive(key_bounds * envelope.steps(form.decay)))[cell]
+    value_scale, query_scale = positive(value_bounds)[cell], positive(query_bounds)[row]
     u, b = np.zeros((4, len(pair), form.d)), np.zeros((4, len(pair)))
     b[FORGET] = forget_bias(form.decay)[cell]
-    u[CANDIDATE] = form.values[cell] * candidate_scale[:, None]
-    u[INPUT] = form.keys[cell] * (scheme.nodes[copy_g] / key_scale)[:, None]
+    u[CANDIDATE] = form.keys[cell] * candidate_scale[:, None]
+    u[INPUT] = form.values[cell] * (scheme.nodes[copy_g] / value_scale)[:, None]
     u[OUTPUT] = asked[row] * (scheme.nodes[copy_o] / query_scale)[:, None]
-    weight = scheme.weights[copy_g] * key_scale * scheme.weights[copy_o] * query_scale / candidate_scale
+    weight = scheme.weights[copy_g] * value_scale * scheme.weights[copy_o] * query_scale / candidate_scale
     readout = form.readout[:, row] * (form.reads[row, cell] * weight)[None]
     model = Stack(
         Linear(np.eye(form.d), np.zeros(form.d)), (LSTM(u, None, b),), Linear(readout, np.zeros(len(readout)))

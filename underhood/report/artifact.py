@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import underhood
 from underhood.errors import UnderhoodError
 from underhood.interop.atomic import write_atomically
 from underhood.registry import Registry
@@ -101,11 +102,12 @@ def rendered(figure: Figure, suffix: str) -> bytes:
 
 def provenance(artifact: Artifact, seconds: float) -> dict[str, Any]:
     """Settings, seeds, versions, commit and wall seconds."""
-    packages = ("underhood", "jax", "jaxlib", "equinox", "numpy")
+    packages = ("jax", "jaxlib", "equinox", "numpy")
     return {
         "settings": artifact.settings,
         "seeds": list(artifact.seeds),
         "versions": {
+            "underhood": underhood.__version__,
             "python": platform.python_version(),
             **{package: importlib.metadata.version(package) for package in packages},
         },

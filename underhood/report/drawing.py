@@ -1,0 +1,113 @@
+"""How figures look: the paper's colours for weights, one style for tables and curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+POSITIVE, NEGATIVE, ZERO = "#2166ac", "#b2182b", "#dcdcdc"  # blue, red and grey, as in Figures 1 and 2
+INK, FAINT = "#222222", "#8a8a8a"
+SERIES = ("#2166ac", "#d6604d", "#1b7837", "#762a83", "#bf812d", "#35978f")
+
+# Exactly zero is grey, and even the smallest weight is not.
+WEIGHTS = LinearSegmentedColormap.from_list(
+    "weights", [(0, NEGATIVE), (0.5, "#f7d9d5"), (0.5, "#d6e4f2"), (1, POSITIVE)]
+)
+WEIGHTS.set_bad(ZERO)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure that needs no display and embeds its text as text."""
+    matplotlib.rcParams.update({"pdf.fonttype": 42, "svg.fonttype": "none", "font.family": "DejaVu Sans"})
+    return Figure(figsize=(width, height))
+
+
+def draw_weights(axes: Axes, matrix: np.ndarray, title: str, limit: float | None = None) -> None:
+    """A matrix as coloured cells: zero grey, positive blue, negative red."""
+    matrix = np.atleast_2d(np.asarray(matrix, float))
+    limit = limit or float(np.max(np.abs(matrix), initial=0)) or 1.0
+    axes.imshow(np.ma.masked_equal(matrix, 0), cmap=WEIGHTS, vmin=-limit, vmax=limit, interpolation="nearest")
+    rows, columns = matrix.shape
+    axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=0.6)
+    axes.tick_params(which="both", length=0, labelbottom=False, labelleft=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_title(title, fontsize=9, color=INK, pad=5)
+
+
+def draw_pipeline(
+    panels: Sequence[tuple[str, np.ndarray]], captions: Sequence[tuple[int, int, str]], title: str
+) -> Figure:
+    """Matrices side by side in the order of the data, all with cells of one size; captions span panels below them."""
+    cell, gap, margin = 0.17, 0.62, 0.75
+    shapes = [np.atleast_2d(matrix).shape for _, matrix in panels]
+    width = sum(columns for _, columns in shapes) * cell + gap * (len(panels) + 1)
+    tallest = max(rows for rows, _ in shapes) * cell
+    height = tallest + 2 * margin
+    figure, left, edges = new_figure(width, height), gap, []
+    for (name, matrix), (rows, columns) in zip(panels, shapes, strict=True):
+        bottom = margin + (tallest - rows * cell) / 2
+        box = (left / width, bottom / height, columns * cell / width, rows * cell / height)
+        draw_weights(figure.add_axes(box), matrix, name)
+        edges.append((left, left + columns * cell))
+        left += columns * cell + gap
+    for first, last, text in captions:
+        centre = (edges[first][0] + edges[last][1]) / 2 / width
+        figure.text(centre, 0.25 / height, text, ha="center", va="bottom", fontsize=8.5, color="#555555")
+    figure.text(gap / width, 1 - 0.15 / height, title, ha="left", va="top", fontsize=10.5, color=INK)
+    return figure
+
+
+def draw_table(axes: Axes, header: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[float]) -> None:
+    """A ruled table as in the paper: three lines, no boxes."""
+    axes.set_axis_off()
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(rows) + 1.2, -0.4)
+    edges = np.concatenate([[0], np.cumsum(widths) / np.sum(widths)])
+    for index, row in enumerate([header, *rows]):
+        for column, text in enumerate(row):
+            left = column == 0
+            axes.text(
+                edges[column] + 0.01 if left else (edges[column] + edges[column + 1]) / 2,
+                index + 0.3 if index else index,
+                text,
+                ha="left" if left else "center",
+                va="center",
+                fontsize=9,
+                color=INK,
+                weight="bold" if index == 0 else "normal",
+            )
+    for height, width in ((-0.4, 1.2), (0.65, 0.7), (len(rows) + 0.9, 1.2)):
+        axes.axhline(height, color=INK, linewidth=width)
+
+
+def style_curves(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
+    axes.set_xlabel(xlabel, fontsize=9)
+    axes.set_ylabel(ylabel, fontsize=9)
+    axes.set_title(title, fontsize=10, loc="left", color=INK)
+    axes.grid(True, which="major", color="#e6e6e6", linewidth=0.7)
+    axes.tick_params(labelsize=8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def text_of(value: Any) -> str:
+    """A number as a person writes it: 3.1·10⁻⁹."""
+    if value is None:
+        return "–"
+    if not isinstance(value, float) or value == 0:
+        return str(value)
+    mantissa, power = f"{value:.1e}".split("e")
+    exponent = int(power)
+    if -3 <= exponent <= 4:
+        return f"{value:.3g}"
+    digits = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{mantissa}·10{digits}"
