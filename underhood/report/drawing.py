@@ -18,8 +18,7 @@ SERIES = ("#2166ac", "#d6604d", "#1b7837", "#762a83", "#bf812d", "#35978f")
 # Exactly zero is grey, and even the smallest weight is not.
 WEIGHTS = LinearSegmentedColormap.from_list(
     "weights", [(0, NEGATIVE), (0.5, "#f7d9d5"), (0.5, "#d6e4f2"), (1, POSITIVE)]
-)
-WEIGHTS.set_bad(ZERO)
+).with_extremes(bad=ZERO)
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -1,0 +1,54 @@
+"""Table 3, Table 4, Figure 1: the files, their keys, and rows that can fail."""
+
+import json
+
+import numpy as np
+import pytest
+
+import underhood as uh
+from underhood.cli import main
+from underhood.report import constructions
+from underhood.report.artifact import ARTIFACTS, make_artifact
+from underhood.report.drawing import text_of
+
+
+@pytest.mark.parametrize("name", ["table4", "figure1"])
+def test_an_artifact_is_json_png_and_pdf(name, tmp_path, capsys):
+    assert main(["reproduce", name, "--out", str(tmp_path), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    record = json.loads((tmp_path / "quick" / f"{name}.json").read_text())
+    assert printed["artifacts"] == [record]
+    assert {"artifact", "budget", "rows", "provenance"} <= set(record)
+    assert all(set(row) == {"name", "paper", "here", "met"} for row in record["rows"])
+    assert {"settings", "seeds", "versions", "commit", "wall_seconds"} <= set(record["provenance"])
+    assert (tmp_path / "quick" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "quick" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_table_3_finds_the_fewest_layers():
+    attention, gated = uh.random_attention(2, seed=0), constructions.gated_source(2, 4, 3)
+    assert constructions.fewest_layers(attention, "gru")[0] == 1
+    assert constructions.fewest_layers(gated, "gru")[0] == 2
+    assert constructions.fewest_layers(attention, "lru")[0] == 2
+    assert constructions.fewest_layers(gated, "lru-in-out")[0] == 1
+
+
+def test_table_4_notices_other_weights():
+    """Negative control: weights that are not the table's are named as other."""
+    rows = np.random.default_rng(0).normal(size=(3, 4))
+    assert constructions._proportional_to(2 * rows, {"W": rows}) == "W"
+    assert constructions._proportional_to(rows + 0.1, {"W": rows}) == "other"
+    assert constructions._proportional_to(0 * rows, {"W": rows}) == "0"
+
+
+def test_a_row_that_is_not_met_ends_with_1(tmp_path, monkeypatch, capsys):
+    from underhood.report.artifact import Artifact, Row
+
+    monkeypatch.setitem(ARTIFACTS._things, "figure1", lambda budget: Artifact("figure1", [Row("x", 1, 2, False)], {}))
+    assert main(["reproduce", "figure1", "--out", str(tmp_path)]) == 1
+    assert "✗" in capsys.readouterr().out
+    assert make_artifact("figure1", "quick", tmp_path)[1]["rows"][0]["here"] == 2
+
+
+def test_numbers_as_people_write_them():
+    assert [text_of(v) for v in (None, 2, 0.5, 9.96e-10, 3.1e-9)] == ["–", "2", "0.5", "1.0·10⁻⁹", "3.1·10⁻⁹"]
