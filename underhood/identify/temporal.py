@@ -1,0 +1,225 @@
+"""y_k(t) = Σ_{s,s'} Σ_gg' λ_g^{t-s} λ_g'^{t-s'} K_gg'(x̃_s x̃_sᵀ, x̃_s' x̃_s'ᵀ): which of these terms are attention's.
+
+Linear attention is Σ_s (quadratic in x_s)(linear in x_t): memory neurons that hold quadratic forms, times forget
+neurons (λ = 0) that hold linear ones. Every other product of kinds (memory×memory, memory alone, linear or
+constant terms in memory, query×query and so on) is a term attention does not have. The terms are summed over
+all neurons before they are judged, so that what cancels exactly counts as nothing, whatever the weights look like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from underhood.identify.forms import Array, Reading, append_one, decayed_sums, pair_indices, pair_products
+from underhood.identify.neurons import contributions
+
+SEQUENCES, LENGTH, SEED = 16, 32, 20230904
+MOST_DECAYS = 8  # more distinct decays than this, each a head of its own, are no longer an answer
+
+# Terms at rounding level in most classes mean that the weights were constructed (or fitted to the end): then what
+# is not attention is meant, however small. Otherwise the weights are noisy, and below a thousandth of the output
+# cannot be told from noise.
+EXACT_NOISE, EXACT_TOLERANCE, NOISY_TOLERANCE = 1e-9, 1e-8, 1e-3
+
+_KINDS = ("constant", "linear", "quadratic")
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a network computes, split into attention and the rest."""
+
+    decays: tuple[float, ...]  # of the attention part
+    tensors: Float[Array, "g d_out d d d"]  # T of each decay
+    memory: tuple[Array, ...]  # hidden neurons of each decay
+    forget: Array  # hidden neurons read as λ = 0
+    rest: dict[str, float]  # relative size of each class of terms that attention does not have
+    deviation: float  # ‖y − y_attention‖ / ‖y‖ on random sequences
+    tolerance: float
+    noise: float
+    signal: float  # root mean square output
+
+    @property
+    def is_attention(self) -> bool:
+        return self.deviation <= self.tolerance
+
+    @property
+    def is_exact(self) -> bool:
+        return self.tolerance < NOISY_TOLERANCE
+
+    def largest_rest(self) -> tuple[str, float]:
+        name = max(self.rest, key=lambda key: self.rest[key])
+        return name, self.rest[name]
+
+
+def sample_inputs(d: int, sequences: int = SEQUENCES, length: int = LENGTH) -> Float[Array, "b t d"]:
+    """Inputs N(0, 1), always the same: a decision does not depend on a draw."""
+    return np.random.default_rng(SEED).standard_normal((sequences, length, d))
+
+
+def find_structure(reading: Reading, tolerance: float | None = None) -> Structure:
+    """Split the function into attention and the rest, with the decays that leave the least rest."""
+    xs = sample_inputs(reading.d)
+    ys = reading(xs)
+    signal = float(np.sqrt(np.mean(ys**2)))
+    best: Structure | None = None
+    for memory_of, decays in _candidates(reading, xs):
+        found = _split(reading, xs, ys, signal, memory_of, decays, tolerance)
+        if best is None or found.deviation < 0.5 * best.deviation:
+            best = found
+        if best.is_attention:
+            break
+    assert best is not None
+    return best
+
+
+def attention_outputs(
+    tensors: Float[Array, "g d_out d d d"], decays: Sequence[float], xs: Float[Array, "... t d"]
+) -> Float[Array, "... t d_out"]:
+    """Σ_g Σ_{s≤t} decay_g^{t-s} T_g[x_s, x_s, x_t]."""
+    d = xs.shape[-1]
+    rows, columns = pair_indices(d)
+    twice = np.where(rows == columns, 1.0, 2.0)
+    total = np.zeros((*xs.shape[:-1], tensors.shape[1]))
+    for tensor, decay in zip(tensors, decays, strict=True):
+        sums = decayed_sums(pair_products(xs), decay)
+        folded = (tensor[:, rows, columns, :] * twice[None, :, None]).transpose(1, 0, 2).reshape(len(rows), -1)
+        effective = (sums @ folded).reshape(*xs.shape[:-1], -1, d)
+        total += np.einsum("...oc,...c->...o", effective, xs)
+    return total
+
+
+def _candidates(reading: Reading, xs: Array) -> list[tuple[Array, tuple[float, ...]]]:
+    """Assignments of neurons to decays (−1: forget), the simplest first."""
+    lambda_ = reading.lambda_.real
+    weight = contributions(reading, xs[:4])
+    matters = weight > 1e-12 * max(weight.max(initial=0.0), 1e-300)
+    relevant = matters & (lambda_ > 1e-3)
+    decays: list[float] = []
+    if (lambda_[relevant] > 0.9).any() or not relevant.any():
+        decays.append(1.0)
+    values, index = np.unique(np.round(lambda_[relevant], 9), return_inverse=True)
+    if len(values):
+        sizes = np.bincount(index, weights=weight[relevant] ** 2)
+        by_size = np.argsort(-sizes, kind="stable")
+        decays += [float(lambda_[relevant][index == g].mean()) for g in by_size[:3]]
+    single = [(np.where(lambda_ < decay / 2, -1, 0), (decay,)) for decay in dict.fromkeys(decays)]
+    if 1 < len(values) <= MOST_DECAYS:
+        nearest = np.argmin(np.abs(lambda_[:, None] - values[None]), axis=1)
+        several = np.where(lambda_ < values.min() / 2, -1, nearest)
+        means = tuple(float(lambda_[relevant][index == g].mean()) for g in range(len(values)))
+        return [*single, (several, means)]
+    return single
+
+
+def _split(
+    reading: Reading,
+    xs: Array,
+    ys: Array,
+    signal: float,
+    memory_of: Array,
+    decays: tuple[float, ...],
+    tolerance: float | None,
+) -> Structure:
+    groups = [np.flatnonzero(memory_of == g) for g in range(len(decays))]
+    forget = np.flatnonzero(memory_of < 0)
+    tensors = np.stack([attention_tensor(reading, group, forget) for group in groups])
+    attended = attention_outputs(tensors, decays, xs)
+    rest = _rest(reading, xs, ys, groups, forget, decays, signal)
+    deviation = float(np.sqrt(np.mean((ys - attended) ** 2))) / signal if signal else 0.0
+    noise = float(np.median(list(rest.values())))
+    if tolerance is None:
+        tolerance = _tolerance(reading, noise, memory_of, decays)
+    return Structure(
+        decays, tensors, tuple(groups), forget, rest, deviation, tolerance, noise, signal
+    )
+
+
+def _tolerance(reading: Reading, noise: float, memory_of: Array, decays: tuple[float, ...]) -> float:
+    aims = np.append(np.asarray(decays), 0.0)[memory_of]
+    mostly_exact = np.mean(np.abs(reading.lambda_ - aims) <= 4 * reading.unit) > 0.5
+    single = reading.unit > 1e-12
+    if mostly_exact and noise <= (100 * reading.unit if single else EXACT_NOISE):
+        return 1e-4 if single else EXACT_TOLERANCE
+    return NOISY_TOLERANCE
+
+
+def attention_tensor(reading: Reading, memory: Array, forget: Array) -> Float[Array, "d_out d d d"]:
+    """T_i[a,b,c]: quadratic forms in memory times linear forms in the forget neurons."""
+    d, quadratic, linear = reading.d, reading.degree == 2, reading.degree == 1
+    forms = reading.forms
+    left_memory = reading.left[:, memory] @ forms[memory][:, quadratic]
+    right_memory = reading.right[:, memory] @ forms[memory][:, quadratic]
+    left_query = reading.left[:, forget] @ forms[forget][:, linear]
+    right_query = reading.right[:, forget] @ forms[forget][:, linear]
+    folded = np.stack(
+        [
+            ((left_memory * row[:, None]).T @ right_query + (right_memory * row[:, None]).T @ left_query).real
+            for row in reading.readout
+        ]
+    )
+    rows, columns = pair_indices(d)
+    tensor = np.zeros((reading.d_out, d, d, d))
+    halves = folded * np.where(rows == columns, 1.0, 0.5)[None, :, None]
+    tensor[:, rows, columns] = halves
+    tensor[:, columns, rows] = halves
+    return tensor
+
+
+def _rest(
+    reading: Reading,
+    xs: Array,
+    ys: Array,
+    groups: list[Array],
+    forget: Array,
+    decays: tuple[float, ...],
+    signal: float,
+) -> dict[str, float]:
+    """Root mean square of each class of terms that attention does not have, over that of the output."""
+    pairs = pair_products(append_one(xs))
+    parts = {("memory", kind): [0.0, 0.0] for kind in _KINDS} | {("query", kind): [0.0, 0.0] for kind in _KINDS}
+    for name, group, decay in [
+        *(("memory", group, decay) for group, decay in zip(groups, decays, strict=True)),
+        ("query", forget, 0.0),
+    ]:
+        sums = decayed_sums(pairs, decay)
+        for degree, kind in enumerate(_KINDS):
+            chosen = reading.degree == degree
+            forms = reading.forms[group][:, chosen]
+            for side, weights in enumerate((reading.left, reading.right)):
+                parts[name, kind][side] = parts[name, kind][side] + sums[..., chosen] @ (weights[:, group] @ forms).T
+
+    def output(first: tuple[str, str], second: tuple[str, str]) -> Array:
+        product = parts[first][0] * parts[second][1]
+        if first != second:
+            product = product + parts[second][0] * parts[first][1]
+        return (product @ reading.readout.T).real
+
+    classes: dict[str, Array] = {}
+    snapped = np.zeros_like(ys)
+    keys = list(parts)
+    for i, first in enumerate(keys):
+        for second in keys[i:]:
+            value = output(first, second)
+            snapped = snapped + value
+            name = _class_name(first, second)
+            if name:
+                classes[name] = classes.get(name, 0.0) + value
+    classes["memory that fades at its own rate"] = ys - snapped
+    scale = signal or 1.0
+    return {name: float(np.sqrt(np.mean(np.abs(value) ** 2))) / scale for name, value in classes.items()}
+
+
+def _class_name(first: tuple[str, str], second: tuple[str, str]) -> str | None:
+    """A name for a product of two parts; None for attention's own. Query×query is one polynomial in x_t, which
+    only its degree tells apart."""
+    if first[0] == second[0] == "query":
+        return f"query×query of degree {_KINDS.index(first[1]) + _KINDS.index(second[1])}"
+    if first[0] == second[0] == "memory":
+        return f"memory×memory ({first[1]}, {second[1]})"
+    if (first[1], second[1]) == ("quadratic", "linear"):
+        return None
+    return f"memory×query ({first[1]}, {second[1]})"
