@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, Gating, Linear, SparseMatrix, Stack
     from underhood.construct.compile import Compiled, compile
     from underhood.errors import NotConstructible, UnderhoodError
+    from underhood.identify.blackbox import probe
+    from underhood.identify.decompile import decompile
+    from underhood.identify.disguise import disguise
+    from underhood.identify.found import Found
     from underhood.interop.files import load, save
     from underhood.model import make_model
 
@@ -41,6 +45,10 @@ _EXPORTS = {
     "SparseMatrix": "cells",
     "compile": "construct.compile",
     "Compiled": "construct.compile",
+    "decompile": "identify.decompile",
+    "probe": "identify.blackbox",
+    "disguise": "identify.disguise",
+    "Found": "identify.found",
     "save": "interop.files",
     "load": "interop.files",
 }
@@ -51,6 +59,7 @@ __all__ = [
     "LSTM",
     "Compiled",
     "DenseGatedRNN",
+    "Found",
     "GatedRNN",
     "Gating",
     "Linear",
@@ -60,9 +69,12 @@ __all__ = [
     "Stack",
     "UnderhoodError",
     "compile",
+    "decompile",
+    "disguise",
     "gradient_descent_attention",
     "load",
     "make_model",
+    "probe",
     "random_attention",
     "save",
 ]

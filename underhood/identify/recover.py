@@ -48,8 +48,10 @@ def head_tensor(
     return 0.5 * (plain + np.swapaxes(plain, 1, 2))
 
 
-def recover_heads(tensor: Float[Array, "d_out d d d_q"], tolerance: float, *, seed: int = 0) -> Heads:
-    """The fewest heads whose tensor is `tensor` within `tolerance` (relative)."""
+def recover_heads(
+    tensor: Float[Array, "d_out d d d_q"], tolerance: float, *, seed: int = 0, search: bool = True
+) -> Heads:
+    """The fewest heads whose tensor is `tensor` within `tolerance` (relative); without `search`, some heads."""
     random = np.random.default_rng(seed)
     d_out, d, _, d_query = tensor.shape
     norm = np.linalg.norm(tensor)
@@ -58,7 +60,7 @@ def recover_heads(tensor: Float[Array, "d_out d d d_q"], tolerance: float, *, se
     core, outputs, inputs, queries = _compressed(tensor / norm, tolerance / 10)
     fewest, most = _generic_rank(core, tolerance, random), _flattened(core, tolerance)
     found = most
-    for heads in range(fewest, most.count):
+    for heads in range(fewest, most.count if search else fewest):
         attempt = _with_count(core, heads, tolerance, random)
         if attempt.residual <= tolerance:
             found = attempt

@@ -1,0 +1,60 @@
+"""Any callable (t, d) → (t, d_out) as a function from NumPy to NumPy: torch modules, jax, numpy, cells."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from underhood.errors import UnderhoodError, one_line
+from underhood.identify.forms import Array
+
+
+def as_numpy_function(function: Callable[[Any], Any], d: int) -> Callable[[Array], Array]:
+    """Checked at each call: shape (t, d_out), finite numbers."""
+    if not callable(function):
+        raise UnderhoodError("probe takes a callable from (t, d) to (t, d_out)", type(function).__name__)
+    convert = _converter(function)
+
+    def call(xs: Array) -> Array:
+        try:
+            ys = _as_array(function(convert(xs)))
+        except UnderhoodError:
+            raise
+        except Exception as error:
+            raise UnderhoodError(
+                f"the function to probe takes a sequence of shape (t, {d})",
+                f"{type(error).__name__}: {one_line(error)}",
+                "Check --d, or wrap it: lambda xs: ...",
+            ) from error
+        if ys.ndim != 2 or len(ys) != len(xs):
+            raise UnderhoodError(
+                "the function to probe maps (t, d) to (t, d_out)", f"{xs.shape} mapped to {ys.shape}"
+            )
+        if not np.isfinite(ys).all():
+            raise UnderhoodError("the outputs of a function to probe are finite", "NaN or infinite outputs")
+        return ys
+
+    return call
+
+
+def _converter(function: Any) -> Callable[[Array], Any]:
+    """A torch module wants tensors of its own dtype on its own device; everything else takes NumPy."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(function, torch.nn.Module):
+        return lambda xs: xs
+    parameter = next(function.parameters(), None)
+    dtype = parameter.dtype if parameter is not None else torch.float64
+    device = parameter.device if parameter is not None else "cpu"
+    return lambda xs: torch.as_tensor(xs, dtype=dtype, device=device)
+
+
+def _as_array(ys: Any) -> Array:
+    """The outputs, without the state that torch's recurrent layers return beside them."""
+    if isinstance(ys, tuple | list) and len(ys) and hasattr(ys[0], "shape") and len(ys[0].shape) == 2:
+        ys = ys[0]
+    if hasattr(ys, "detach"):
+        ys = ys.detach().cpu().numpy()
+    return np.asarray(ys, np.float64)

@@ -1,0 +1,224 @@
+"""network ──forms──▶ attention + rest ──heads──▶ W_V, W_KᵀW_Q ──▶ smallest network, scores, certificate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from underhood.attention.linear import LinearAttention
+from underhood.cells.gated_rnn import DenseGatedRNN, GatedRNN
+from underhood.cells.linear import dense
+from underhood.errors import UnderhoodError
+from underhood.identify.blackbox import probe
+from underhood.identify.certify import certify
+from underhood.identify.forms import Reading, is_readable, read
+from underhood.identify.found import DECAYED, LINEAR, NOT, Found, Scores
+from underhood.identify.neurons import study_neurons
+from underhood.identify.polynomial import Polynomial, distance, instantaneous, of_attention
+from underhood.identify.probes import kv_score, q_score
+from underhood.identify.recover import Heads, head_tensor, key_and_query, recover_heads
+from underhood.identify.reduce import reduce_attention, reduce_general
+from underhood.identify.temporal import Structure, attention_outputs, find_structure, sample_inputs
+from underhood.model import AbstractModel
+
+INPUT_BOUND, HORIZON = 4.0, 100
+NEAREST = 0.1  # up to this relative distance, the nearest attention is worth showing to who was told "no"
+
+
+def decompile(
+    model: Any,
+    *,
+    against: LinearAttention | None = None,
+    tolerance: float | None = None,
+    input_bound: float = INPUT_BOUND,
+    horizon: int = HORIZON,
+    seed: int = 0,
+) -> Found:
+    """Which linear attention does this network implement, if any?
+
+    A gated RNN of Eq. 2 is read from its weights. Stacks of LSTM, GRU and LRU cells, whose weights say nothing by
+    themselves, are read as black boxes (`probe`), without a certificate. `tolerance` is the share of the output,
+    relative, that may be something else than attention: 1e-8 by default where the weights are exact, 1e-3 where
+    they are noisy, as training leaves them.
+    """
+    _check(model, against, tolerance, input_bound, horizon)
+    if not is_readable(model):
+        return _through_probe(model, against, tolerance, seed)
+    try:
+        reading = read(model)
+    except UnderhoodError as error:
+        if isinstance(model, DenseGatedRNN) and "eigenvectors" in error.rule:
+            return _through_probe(model, against, tolerance, seed)
+        raise
+    structure = find_structure(reading, tolerance)
+    polynomial = instantaneous(reading)
+    xs = np.random.default_rng(seed + 1).standard_normal((16, 32, reading.d))
+    ys = reading(xs)
+    share = 1e-9 if structure.is_exact else structure.tolerance
+    heads: list[Heads] = []
+    if structure.is_attention or structure.deviation < NEAREST:
+        share = share if structure.is_attention else max(share, structure.deviation)
+        heads = [recover_heads(tensor, share, seed=seed) for tensor in structure.tensors]
+    attention = _attention(heads, structure) if heads else None
+    attended = attention_outputs(structure.tensors, structure.decays, xs)
+    if attention is not None:
+        attended = attention_outputs(np.stack([one.tensor for one in heads]), structure.decays, xs)
+    common = {
+        "attention": attention,
+        "scores": _scores(reading, structure, polynomial, against or attention),
+        "r2": _r2(ys, attended),
+        "hidden_before": reading.hidden,
+        "pre_readout_before": reading.pre_readout,
+        "tensor": structure.tensors.sum(axis=0),
+        "deviation": structure.deviation,
+        "tolerance": structure.tolerance,
+        "rest": structure.rest,
+        "neurons": study_neurons(reading, xs[:4]),
+        "polynomial": polynomial,
+    }
+    if not structure.is_attention:
+        return Found(NOT, _why_not(reading, structure), heads=None, **_reduced(model, reading, xs, ys), **common)
+    assert attention is not None
+    verdict = LINEAR if structure.decays == (1.0,) else DECAYED
+    certificate = None
+    if isinstance(model, GatedRNN):
+        certificate = certify(
+            model, reading, structure, attention, input_bound=input_bound, horizon=horizon
+        )
+    return Found(
+        verdict,
+        _why(structure, attention),
+        heads=attention.heads,
+        certificate=certificate,
+        **_reduced(model, reading, xs, ys, structure, heads),
+        **common,
+    )
+
+
+def _check(model: Any, against: Any, tolerance: float | None, input_bound: float, horizon: int) -> None:
+    if isinstance(model, LinearAttention):
+        raise UnderhoodError(
+            "decompile takes a recurrent network", "a linear-attention, which has nothing to decompile"
+        )
+    if not isinstance(model, AbstractModel):
+        raise UnderhoodError(
+            "decompile reads networks of this package",
+            type(model).__name__,
+            "Use uh.probe(fn, d=...) for any other callable." if callable(model) else "",
+        )
+    if not input_bound > 0 or not np.isfinite(input_bound):
+        raise UnderhoodError("input_bound is a positive number", input_bound)
+    if horizon < 1:
+        raise UnderhoodError("horizon is a whole number from 1 on", horizon)
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise UnderhoodError("tolerance is between 0 and 1", tolerance)
+    if against is not None:
+        check_against(against, model.d, model.d_out)
+
+
+def check_against(against: Any, d: int, d_out: int) -> None:
+    """The teacher has the sizes of the network."""
+    if not isinstance(against, LinearAttention):
+        raise UnderhoodError("a network is compared with a linear attention", getattr(against, "kind", against))
+    if (against.d, against.d_out) != (d, d_out):
+        raise UnderhoodError(
+            f"the attention to compare with has {d} inputs and {d_out} outputs, as the network has",
+            f"{against.d} and {against.d_out}",
+        )
+
+
+def _through_probe(model: Any, against: LinearAttention | None, tolerance: float | None, seed: int) -> Found:
+    found = probe(model, d=model.d, against=against, seed=seed, **({} if tolerance is None else {"tolerance": tolerance}))
+    from dataclasses import replace
+
+    note = "its weights say nothing by themselves, so it was read as a black box, without a certificate"
+    return replace(found, hidden_before=getattr(model, "hidden", None), reason=f"{found.reason}; {note}")
+
+
+def _attention(heads: list[Heads], structure: Structure) -> LinearAttention:
+    values = np.concatenate([one.values for one in heads])
+    keys, queries = key_and_query(np.concatenate([one.key_query for one in heads]))
+    decays = np.repeat(structure.decays, [one.count for one in heads])
+    return LinearAttention(values, keys, queries, None if (decays == 1).all() else decays)
+
+
+def _scores(
+    reading: Reading, structure: Structure, polynomial: Polynomial, attention: LinearAttention | None
+) -> Scores:
+    if attention is None:
+        return Scores()
+    tensor = head_tensor(np.asarray(attention.w_value, np.float64), attention.key_query)
+    memory = np.concatenate(structure.memory)
+    reads = np.abs(reading.left).max(axis=0) + np.abs(reading.right).max(axis=0)
+    read = reads > 1e-12 * max(reads.max(initial=0.0), 1e-300)
+    return Scores(
+        kv_score(reading, memory[read[memory]], attention),
+        q_score(reading, structure.forget[read[structure.forget]], attention),
+        distance(polynomial, of_attention(tensor)),
+    )
+
+
+def _r2(ys: np.ndarray, predicted: np.ndarray) -> float:
+    total = float(np.sum((ys - ys.mean(axis=(0, 1))) ** 2))
+    return 1.0 - float(np.sum((ys - predicted) ** 2)) / total if total else 1.0
+
+
+def _reduced(
+    model: Any,
+    reading: Reading,
+    xs: np.ndarray,
+    ys: np.ndarray,
+    structure: Structure | None = None,
+    heads: list[Heads] | None = None,
+) -> dict[str, Any]:
+    """The smallest network found; never more neurons than there were."""
+    products = None
+    if isinstance(model, GatedRNN):
+        gating = model.input_gating
+        products = tuple(np.asarray(dense(branch), np.float64) for branch in (gating.w_m, gating.w_x))
+    candidates, kernels = [], []
+    if products is not None:
+        general, kernels = reduce_general(reading, products)  # type: ignore[arg-type]
+        candidates.append(general)
+    if structure is not None and heads is not None:
+        candidates.append(reduce_attention(reading, structure, heads, products))  # type: ignore[arg-type]
+    candidates = [
+        one for one in candidates if one.hidden <= reading.hidden and one.pre_readout <= reading.pre_readout
+    ]
+    if not candidates:
+        return {"hidden_after": reading.hidden, "pre_readout_after": reading.pre_readout}
+    best = min(candidates, key=lambda one: (one.hidden + one.pre_readout, one.hidden))
+    scale = float(np.sqrt(np.mean(ys**2))) or 1.0
+    change = float(np.sqrt(np.mean((read(best)(xs) - ys) ** 2))) / scale
+    return {
+        "hidden_after": best.hidden,
+        "pre_readout_after": best.pre_readout,
+        "reduced": best,
+        "reduced_change": change,
+        "kernels": tuple(kernels),
+    }
+
+
+def _why(structure: Structure, attention: LinearAttention) -> str:
+    if structure.signal == 0:
+        return "the output is zero for every input: attention with zero weights"
+    share = f"what attention does not have is {structure.deviation:.1e} of the output"
+    kind = f"memory × query only: {share} (tolerance {structure.tolerance:.0e})"
+    split = (
+        "one head, identifiable up to one scalar"
+        if attention.heads == 1
+        else f"{attention.heads} heads, of which the sum is identifiable and the split is not"
+    )
+    fades = "" if attention.decay is None else f", decay {_listed(structure.decays)}"
+    return f"{kind}; {split}{fades}"
+
+
+def _why_not(reading: Reading, structure: Structure) -> str:
+    name, size = structure.largest_rest()
+    share = f"{structure.deviation:.1e} of the output is not attention's (tolerance {structure.tolerance:.0e})"
+    return f"{share}; most of it: {name}, {size:.1e}"
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:.6g}" for value in values)
