@@ -11,13 +11,16 @@ from typing import Annotated, Any, Union
 import tyro
 
 from underhood.commands.compile import Compile
+from underhood.commands.decompile import Decompile
+from underhood.commands.disguise import Disguise
 from underhood.commands.output import BAD_INPUT, print_json
+from underhood.commands.probe import Probe
 from underhood.commands.reproduce import Reproduce
 from underhood.commands.sample import Sample
 from underhood.errors import UnderhoodError, one_line
 
 # One line a command; the name is the class's in lower case.
-COMMANDS: tuple[type, ...] = (Sample, Compile, Reproduce)
+COMMANDS: tuple[type, ...] = (Sample, Compile, Disguise, Decompile, Probe, Reproduce)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""y_i(t) ≈ Σ_{s≤t} decay^{t-s} T_i[a,b,c] x_sa x_sb x_tc: the best linear attention for any callable, in closed form.
+"""y_i(t) ≈ Σ_{s≤t} decay^{t-s} T_i[a,b,c] x_sa x_sb x_tc: the best attention for any callable, in closed form.
 
 The outputs of linear attention are linear in T, with the features sym(Σ_s x_s x_sᵀ) ⊗ x_t. One least-squares
 problem on sequences drawn at random finds the best T there is; fresh sequences tell how good it is.
@@ -45,7 +45,9 @@ def probe(
     if seed < 0:
         raise UnderhoodError("seed is a whole number from 0 on", seed)
     if not (0 < tolerance < 1 and input_bound > 0):
-        raise UnderhoodError("tolerance is between 0 and 1, input_bound positive", f"{tolerance}, {input_bound}")
+        raise UnderhoodError(
+            "tolerance is between 0 and 1, input_bound positive", f"{tolerance}, {input_bound}"
+        )
     call = as_numpy_function(function, d)
     random = np.random.default_rng(seed)
     features = d * d * (d + 1) // 2
@@ -57,8 +59,6 @@ def probe(
 
     fit, held = draw(fit_sequences), draw(HELD_OUT)
     if against is not None:
-        from underhood.identify.decompile import check_against
-
         check_against(against, d, held[1].shape[-1])
     tensor, r2, interval = _fit_and_test(fit, held, 1.0, random)
     verdict, decay = (LINEAR if 1 - r2 <= tolerance**2 else NOT), 1.0
@@ -91,6 +91,17 @@ def probe(
     )
 
 
+def check_against(against: Any, d: int, d_out: int) -> None:
+    """The teacher has the sizes of the network."""
+    if not isinstance(against, LinearAttention):
+        raise UnderhoodError("a network is compared with a linear attention", getattr(against, "kind", against))
+    if (against.d, against.d_out) != (d, d_out):
+        raise UnderhoodError(
+            f"the attention to compare with has {d} inputs and {d_out} outputs, as the network has",
+            f"{against.d} and {against.d_out}",
+        )
+
+
 def _features(xs: Float[Array, "b t d"], decay: float) -> Float[Array, "b t p"]:
     """sym(Σ_s decay^{t-s} x_s x_sᵀ) ⊗ x_t."""
     sums = decayed_sums(pair_products(xs), decay)
@@ -98,7 +109,7 @@ def _features(xs: Float[Array, "b t d"], decay: float) -> Float[Array, "b t p"]:
 
 
 def _fit(xs: Array, ys: Array, decay: float) -> Float[Array, "p d_out"]:
-    """Least squares by QR with columns of equal size; later time steps stand for the earlier where rows abound."""
+    """Least squares by QR with columns of equal size; where rows abound, every k-th does."""
     features = _features(xs, decay).reshape(-1, xs.shape[2] ** 2 * (xs.shape[2] + 1) // 2)
     targets = ys.reshape(-1, ys.shape[2])
     if len(features) > MOST_ROWS:
@@ -173,7 +184,10 @@ def _search_decay(
 
 def _reason(verdict: str, error: float, tolerance: float, heads: int, decay: float) -> str:
     if verdict == NOT:
-        return f"the best linear attention misses {error:.1e} of the output on fresh sequences (tolerance {tolerance:.0e})"
-    count = "one head" if heads == 1 else f"{heads} heads, of which the sum is identifiable and the split is not"
+        share = f"{error:.1e} of the output on fresh sequences (tolerance {tolerance:.0e})"
+        return f"the best linear attention misses {share}"
+    count = (
+        "one head" if heads == 1 else f"{heads} heads, of which the sum is identifiable and the split is not"
+    )
     fades = f", decay {decay:.6g}" if verdict == DECAYED else ""
     return f"linear attention explains all but {error:.1e} of the output on fresh sequences; {count}{fades}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -53,8 +54,29 @@ def _converter(function: Any) -> Callable[[Array], Any]:
 
 def _as_array(ys: Any) -> Array:
     """The outputs, without the state that torch's recurrent layers return beside them."""
-    if isinstance(ys, tuple | list) and len(ys) and hasattr(ys[0], "shape") and len(ys[0].shape) == 2:
-        ys = ys[0]
-    if hasattr(ys, "detach"):
-        ys = ys.detach().cpu().numpy()
-    return np.asarray(ys, np.float64)
+    outputs: Any = ys
+    if isinstance(ys, tuple | list) and len(ys) > 0 and len(np.shape(outputs[0])) == 2:
+        outputs = outputs[0]
+    if hasattr(outputs, "detach"):
+        outputs = outputs.detach().cpu().numpy()
+    return np.asarray(outputs, np.float64)
+
+
+def import_callable(name: str) -> Callable[[Any], Any]:
+    """`package.module:callable`, imported as `python -m` would find it: from the current folder too."""
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UnderhoodError("a callable is named package.module:callable", repr(name))
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        value: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            value = getattr(value, part)
+    except Exception as error:
+        raise UnderhoodError(
+            f"{name} can be imported", f"{type(error).__name__}: {one_line(error)}", "Run it from its folder."
+        ) from error
+    if not callable(value):
+        raise UnderhoodError(f"{name} is callable", type(value).__name__)
+    return value

@@ -1,15 +1,15 @@
-"""|y_network(t) − y_attention(t)| ≤ max_abs_error for every sequence within ±r and every t ≤ T, from the weights.
+"""|y_network(t) − y_attention(t)| ≤ max_abs_error for all sequences within ±r and t ≤ T, from the weights.
 
 Three parts add up, each a sum of absolute values of coefficients, so that it holds for all inputs at once:
 
     terms       what the network has and the recovered attention has not, with each λ at its ideal value: the
                 coefficients are summed over all neurons first, so that what cancels costs nothing
-    fading      λ near but not at its ideal value: Σ_l |λ^l − ideal^l| bounds what each neuron's state can be off
+    fading      λ near but not at its ideal value: Σ_l |λ^l − ideal^l| bounds how far a state can be off
     rounding    floating point in the network and in the attention, after γ_n = nu/(1 − nu) for every sum of n
                 products in any order
 
-A monomial x_a x_b x_c is at most r³, and a memory of T steps at most T r²: the bound is met within a small factor
-by an input that repeats one corner of the box, which a search finds.
+A monomial x_a x_b x_c is at most r³, and a memory of T steps at most T r²: the bound is met within a small
+factor by an input that repeats one corner of the box, which a search finds.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from underhood.identify.forms import Array, Reading, pair_indices
 from underhood.identify.polynomial import quartic
 from underhood.identify.temporal import Structure
 
-# Long doubles have no BLAS: worth it up to this many multiplications, since they make the rounding of the analysis
-# itself vanish beside that of the network.
+# Long doubles have no BLAS: worth it up to this many multiplications, since they make the rounding of the
+# analysis itself vanish beside that of the network.
 LONG_DOUBLE_WORK = 3e7
 MOST_GROUPS = 40
 
@@ -89,10 +89,7 @@ def _function_gap(
     work = sum(len(group) for group in groups) * reading.pre_readout * reading.forms.shape[1]
     kind = np.longdouble if work * (1 + reading.d_out / 4) < LONG_DOUBLE_WORK else np.float64
     sides = [
-        [
-            weights[:, group].real.astype(kind) @ reading.forms[group].real.astype(kind)
-            for group in groups
-        ]
+        [weights[:, group].astype(kind) @ reading.forms[group].astype(kind) for group in groups]
         for weights in (reading.left, reading.right)
     ]
     readout = reading.readout.astype(kind)
@@ -106,11 +103,10 @@ def _function_gap(
                 block = block + _block(readout, sides[0][other], sides[1][g]).transpose(0, 2, 1)
             terms += _block_bound(reading, block, (g, other), targets, ideals, bound, horizon)
     if kind is np.float64:
-        gross = sum(
-            np.abs(readout) @ ((np.abs(left) @ reach)[:, None] * (np.abs(right) @ reach)[:, None])
-            for left, right in zip(*sides, strict=True)
-        )
-        terms += gross[:, 0] * horizon**2 * 2.3e-16 * (reading.hidden + reading.pre_readout)
+        # The analysis rounds too: γ_n of the sums above, on everything before it cancels.
+        left, right = (sum(np.abs(part) @ reach for part in side) for side in sides)
+        gross = np.abs(reading.readout) @ np.asarray(left * right, np.float64)
+        terms += gross * horizon**2 * 2.3e-16 * (reading.hidden + reading.pre_readout)
     return terms, _fading(reading, structure, ideals, reach, horizon)
 
 
@@ -174,7 +170,7 @@ def _fading(
     ideal = np.zeros(reading.hidden)
     for group, value in zip(structure.memory, structure.decays, strict=True):
         ideal[group] = value
-    lambda_ = reading.lambda_.real
+    lambda_ = reading.lambda_
     if np.array_equal(lambda_, ideal):
         return np.zeros(reading.d_out)
     pairs = np.stack([lambda_, ideal], axis=1)
@@ -184,7 +180,7 @@ def _fading(
     off = np.abs(powers[0] - powers[1]).sum(axis=1)
     here, there = powers[0].sum(axis=1), powers[1].sum(axis=1)
     sides = [
-        np.stack([weights[:, index == u].real @ reading.forms[index == u].real for u in range(len(unique))])
+        np.stack([weights[:, index == u] @ reading.forms[index == u] for u in range(len(unique))])
         for weights in (reading.left, reading.right)
     ]  # u m p
     if len(unique) <= MOST_GROUPS:
@@ -229,12 +225,12 @@ def _network_rounding(model: GatedRNN, reading: Reading, bound: float, horizon: 
     drive = (first @ box) * (second @ box)
     cast = 2 if unit > 1e-12 else 0  # inputs of float64 rounded to the weights' float32
     drive_error = drive * (_gamma(first_count, unit) + _gamma(second_count, unit) + (1 + cast) * unit)
-    error, state = _accumulated(drive, drive_error, reading.lambda_.real, unit, horizon)
+    error, state = _accumulated(drive, drive_error, reading.lambda_, unit, horizon)
     (left, left_count), (right, right_count) = (
         _magnitude(branch) for branch in (model.output_gating.w_m, model.output_gating.w_x)
     )
-    # A reading is bounded by its neurons, and by its form once they have cancelled. Its own rounding knows of no
-    # cancelling; the errors of the states do, for they reach the output through its derivative.
+    # A reading is bounded by its neurons, and by its form once they have cancelled. Its own rounding knows of
+    # no cancelling; the errors of the states do, for they reach the output through its derivative.
     sizes, errors = [], []
     for weights, magnitude, count in ((reading.left, left, left_count), (reading.right, right, right_count)):
         gross = magnitude @ state
@@ -243,10 +239,14 @@ def _network_rounding(model: GatedRNN, reading: Reading, bound: float, horizon: 
     readout, count = _magnitude(model.readout)
     product = sizes[0] * sizes[1]
     product_error = errors[0] * sizes[1] + sizes[0] * errors[1] + unit * product
-    through_states = [_slope(reading, row, sizes, (left, right), bound, horizon) @ error for row in reading.readout]
+    through_states = [
+        _slope(reading, row, sizes, (left, right), bound, horizon) @ error for row in reading.readout
+    ]
     second = (left @ error + errors[0]) * (right @ error + errors[1])
     return (
-        np.array(through_states) + readout @ (product_error + second) + _gamma(count, unit) * (readout @ product)
+        np.array(through_states)
+        + readout @ (product_error + second)
+        + _gamma(count, unit) * (readout @ product)
     )
 
 
@@ -254,22 +254,27 @@ def _largest(reading: Reading, weights: Float[Array, "m n"], bound: float, horiz
     """The largest |w·h| in the box, neurons of equal λ added up first."""
     reach = bound ** reading.degree.astype(float)
     total = np.zeros(len(weights))
-    for value in np.unique(reading.lambda_.real):
-        group = reading.lambda_.real == value
-        form = np.abs(weights[:, group].real @ reading.forms[group].real) @ reach
+    for value in np.unique(reading.lambda_):
+        group = reading.lambda_ == value
+        form = np.abs(weights[:, group] @ reading.forms[group]) @ reach
         total += form * _powers_sum(np.array(value), horizon)
     return total
 
 
 def _slope(
-    reading: Reading, row: Array, sizes: list[Array], magnitudes: tuple[Array, Array], bound: float, horizon: int
+    reading: Reading,
+    row: Array,
+    sizes: list[Array],
+    magnitudes: tuple[Array, Array],
+    bound: float,
+    horizon: int,
 ) -> Float[Array, " n"]:
     """The largest |∂y/∂h_i| in the box."""
     gross = (np.abs(row) * sizes[1]) @ magnitudes[0] + (np.abs(row) * sizes[0]) @ magnitudes[1]
     if reading.hidden > 400:
         return gross
     curvature = (reading.left.T * row) @ reading.right
-    net = _largest(reading, (curvature + curvature.T).real, bound, horizon)
+    net = _largest(reading, (curvature + curvature.T), bound, horizon)
     return np.minimum(gross, net + 1e-12 * gross)
 
 

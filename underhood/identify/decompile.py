@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,17 @@ from underhood.attention.linear import LinearAttention
 from underhood.cells.gated_rnn import DenseGatedRNN, GatedRNN
 from underhood.cells.linear import dense
 from underhood.errors import UnderhoodError
-from underhood.identify.blackbox import probe
+from underhood.identify.blackbox import TOLERANCE as BLACK_BOX_TOLERANCE
+from underhood.identify.blackbox import check_against, probe
 from underhood.identify.certify import certify
 from underhood.identify.forms import Reading, is_readable, read
 from underhood.identify.found import DECAYED, LINEAR, NOT, Found, Scores
 from underhood.identify.neurons import study_neurons
 from underhood.identify.polynomial import Polynomial, distance, instantaneous, of_attention
-from underhood.identify.probes import kv_score, q_score
+from underhood.identify.probes import kv_score, q_score, read_forms_score
 from underhood.identify.recover import Heads, head_tensor, key_and_query, recover_heads
 from underhood.identify.reduce import reduce_attention, reduce_general
-from underhood.identify.temporal import Structure, attention_outputs, find_structure, sample_inputs
+from underhood.identify.temporal import Structure, attention_outputs, find_structure
 from underhood.model import AbstractModel
 
 INPUT_BOUND, HORIZON = 4.0, 100
@@ -37,10 +39,10 @@ def decompile(
 ) -> Found:
     """Which linear attention does this network implement, if any?
 
-    A gated RNN of Eq. 2 is read from its weights. Stacks of LSTM, GRU and LRU cells, whose weights say nothing by
-    themselves, are read as black boxes (`probe`), without a certificate. `tolerance` is the share of the output,
-    relative, that may be something else than attention: 1e-8 by default where the weights are exact, 1e-3 where
-    they are noisy, as training leaves them.
+    A gated RNN of Eq. 2 is read from its weights. Stacks of LSTM, GRU and LRU cells, whose weights say
+    nothing by themselves, are read as black boxes (`probe`), without a certificate. `tolerance` is the share
+    of the output, relative, that may be something else than attention: 1e-8 by default where the weights are
+    exact, 1e-3 where they are noisy, as training leaves them.
     """
     _check(model, against, tolerance, input_bound, horizon)
     if not is_readable(model):
@@ -55,7 +57,7 @@ def decompile(
     polynomial = instantaneous(reading)
     xs = np.random.default_rng(seed + 1).standard_normal((16, 32, reading.d))
     ys = reading(xs)
-    share = 1e-9 if structure.is_exact else structure.tolerance
+    share = structure.rank_tolerance
     heads: list[Heads] = []
     if structure.is_attention or structure.deviation < NEAREST:
         share = share if structure.is_attention else max(share, structure.deviation)
@@ -66,7 +68,7 @@ def decompile(
         attended = attention_outputs(np.stack([one.tensor for one in heads]), structure.decays, xs)
     common = {
         "attention": attention,
-        "scores": _scores(reading, structure, polynomial, against or attention),
+        "scores": _scores(reading, structure, polynomial, against, attention),
         "r2": _r2(ys, attended),
         "hidden_before": reading.hidden,
         "pre_readout_before": reading.pre_readout,
@@ -78,14 +80,12 @@ def decompile(
         "polynomial": polynomial,
     }
     if not structure.is_attention:
-        return Found(NOT, _why_not(reading, structure), heads=None, **_reduced(model, reading, xs, ys), **common)
+        return Found(NOT, _why_not(structure), heads=None, **_reduced(model, reading, xs, ys), **common)
     assert attention is not None
     verdict = LINEAR if structure.decays == (1.0,) else DECAYED
     certificate = None
     if isinstance(model, GatedRNN):
-        certificate = certify(
-            model, reading, structure, attention, input_bound=input_bound, horizon=horizon
-        )
+        certificate = certify(model, reading, structure, attention, input_bound=input_bound, horizon=horizon)
     return Found(
         verdict,
         _why(structure, attention),
@@ -117,21 +117,8 @@ def _check(model: Any, against: Any, tolerance: float | None, input_bound: float
         check_against(against, model.d, model.d_out)
 
 
-def check_against(against: Any, d: int, d_out: int) -> None:
-    """The teacher has the sizes of the network."""
-    if not isinstance(against, LinearAttention):
-        raise UnderhoodError("a network is compared with a linear attention", getattr(against, "kind", against))
-    if (against.d, against.d_out) != (d, d_out):
-        raise UnderhoodError(
-            f"the attention to compare with has {d} inputs and {d_out} outputs, as the network has",
-            f"{against.d} and {against.d_out}",
-        )
-
-
 def _through_probe(model: Any, against: LinearAttention | None, tolerance: float | None, seed: int) -> Found:
-    found = probe(model, d=model.d, against=against, seed=seed, **({} if tolerance is None else {"tolerance": tolerance}))
-    from dataclasses import replace
-
+    found = probe(model, d=model.d, against=against, seed=seed, tolerance=tolerance or BLACK_BOX_TOLERANCE)
     note = "its weights say nothing by themselves, so it was read as a black box, without a certificate"
     return replace(found, hidden_before=getattr(model, "hidden", None), reason=f"{found.reason}; {note}")
 
@@ -144,16 +131,25 @@ def _attention(heads: list[Heads], structure: Structure) -> LinearAttention:
 
 
 def _scores(
-    reading: Reading, structure: Structure, polynomial: Polynomial, attention: LinearAttention | None
+    reading: Reading,
+    structure: Structure,
+    polynomial: Polynomial,
+    against: LinearAttention | None,
+    found: LinearAttention | None,
 ) -> Scores:
+    """Table 1 against the teacher, or else against what was found."""
+    attention = against or found
     if attention is None:
         return Scores()
     tensor = head_tensor(np.asarray(attention.w_value, np.float64), attention.key_query)
     memory = np.concatenate(structure.memory)
     reads = np.abs(reading.left).max(axis=0) + np.abs(reading.right).max(axis=0)
     read = reads > 1e-12 * max(reads.max(initial=0.0), 1e-300)
+    memory = memory[read[memory]]
+    # The split of a found attention into several heads is arbitrary, and so would be its key-values.
+    arbitrary = against is None and attention.heads > 1
     return Scores(
-        kv_score(reading, memory[read[memory]], attention),
+        read_forms_score(reading, memory, tensor) if arbitrary else kv_score(reading, memory, attention),
         q_score(reading, structure.forget[read[structure.forget]], attention),
         distance(polynomial, of_attention(tensor)),
     )
@@ -208,13 +204,13 @@ def _why(structure: Structure, attention: LinearAttention) -> str:
     split = (
         "one head, identifiable up to one scalar"
         if attention.heads == 1
-        else f"{attention.heads} heads, of which the sum is identifiable and the split is not"
+        else f"{attention.heads} heads, whose sum is identifiable and whose split is not"
     )
     fades = "" if attention.decay is None else f", decay {_listed(structure.decays)}"
     return f"{kind}; {split}{fades}"
 
 
-def _why_not(reading: Reading, structure: Structure) -> str:
+def _why_not(structure: Structure) -> str:
     name, size = structure.largest_rest()
     share = f"{structure.deviation:.1e} of the output is not attention's (tolerance {structure.tolerance:.0e})"
     return f"{share}; most of it: {name}, {size:.1e}"

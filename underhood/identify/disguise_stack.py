@@ -1,7 +1,7 @@
-"""readout(cell(embedding(x))) with other weights: neurons permuted, signs flipped, signals scaled by powers of two.
+"""readout(cell(embedding(x))): neurons permuted, signs flipped, signals scaled by powers of two.
 
-Networks compiled to LSTM, GRU and LRU work by differences that nearly cancel: a mixing that rounds would show in
-their output. Powers of two and signs round nothing; a permutation only changes the order of sums.
+Networks compiled to LSTM, GRU and LRU work by differences that nearly cancel: a mixing that rounds would show
+in their output. Powers of two and signs round nothing; a permutation only changes the order of sums.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ def _lru_cell(cell: LRU, order: Array, scale: Array, random: np.random.Generator
     w_x = np.asarray(dense(cell.output_gating.w_x))[outputs] * factor(sign)[:, None]
     changed = {
         **{name: np.asarray(getattr(cell, name))[neurons] for name in ("nu_log", "theta_log", "gamma_log")},
-        **{name: of_input(getattr(cell, name))[neurons] * factor(size)[:, None] for name in ("b_real", "b_imag")},
+        **{
+            name: of_input(getattr(cell, name))[neurons] * factor(size)[:, None]
+            for name in ("b_real", "b_imag")
+        },
         **{name: _reading(getattr(cell, name), neurons, size) for name in ("c_real", "c_imag")},
         "skip": of_input(cell.skip),
         "output_gating": Gating(w_m[outputs], w_x),

@@ -85,7 +85,7 @@ class Reading:
 
     def __call__(self, xs: Float[Array, "... t d"]) -> Float[Array, "... t d_out"]:
         states = self.states(xs)
-        return (((states @ self.left.T) * (states @ self.right.T)) @ self.readout.T).real
+        return np.real(((states @ self.left.T) * (states @ self.right.T)) @ self.readout.T)
 
     def keep(self, hidden: Array) -> Reading:
         """The reading with only some of its hidden neurons."""

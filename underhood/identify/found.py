@@ -32,7 +32,8 @@ class Scores:
 class Found:
     """Is it attention, and which?
 
-    With several heads their sum is identifiable, the split into heads is not; of keys and queries only W_KᵀW_Q is.
+    With several heads their sum is identifiable, the split into heads is not; of keys and queries only
+    W_KᵀW_Q is.
     """
 
     verdict: str

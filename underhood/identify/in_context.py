@@ -1,4 +1,4 @@
-"""ŷ = η Σ_s y_s x_sᵀ x_t (Eq. 4): the gradient step that a network of Section 4 implements, read off (Table 2)."""
+"""ŷ = η Σ_s y_s x_sᵀ x_t (Eq. 4): the gradient step of a network of Section 4, read off (Table 2)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Σ_j D_ij (l_j·h)(r_j·h) = hᵀ (Σ_j D_ij l_j r_jᵀ) h: rows of the output gating whose kernels add up to fewer (B.2).
+"""Σ_j D_ij (l_j·h)(r_j·h) = hᵀ (Σ_j D_ij l_j r_jᵀ) h: rows whose kernels add up to fewer (B.2).
 
 A pre-readout neuron of attention is a term D ⊗ α ⊗ β: α reads the memory, β the queries, D writes the output.
 Terms that share two of the three factors are one term. Terms that share one factor form a matrix in the other
-two, and are as many as its rank. In a network that is not attention, rows that share D have one symmetric kernel;
-(u + w)(u − w) = u² − w², so it takes as many rows as the larger of its numbers of positive and negative
-eigenvalues.
+two, and are as many as its rank. In a network that is not attention, rows that share D have one symmetric
+kernel; (u + w)(u − w) = u² − w², so it takes as many rows as the larger of its numbers of positive and
+negative eigenvalues.
 """
 
 from __future__ import annotations
@@ -178,9 +178,7 @@ def merge_rows(
     left: Float[Array, "m n"], right: Float[Array, "m n"], readout: Float[Array, "d_out m"], tolerance: float
 ) -> tuple[Array, Array, Array, list[MergedKernel]]:
     """Rows with parallel readout columns replaced by as many as their combined kernel needs (B.2)."""
-    sizes = (
-        np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1) * np.linalg.norm(readout, axis=0)
-    )
+    sizes = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1) * np.linalg.norm(readout, axis=0)
     alive = np.flatnonzero(sizes > tolerance * max(sizes.max(initial=0.0), 1e-300))
     lefts, rights, columns, kernels = [], [], [], []
     for group in parallel_groups(readout[:, alive].T):

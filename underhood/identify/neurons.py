@@ -1,8 +1,8 @@
-"""λ = 1 is a perfect memory, λ = 0 a perfect forget neuron; what a neuron contributes is what its removal changes.
+"""λ = 1: a perfect memory neuron. λ = 0: a perfect forget neuron. Contribution: what its removal changes.
 
-Section 3.1 removes the neurons whose weights are all zero. Weights alone mislead: a neuron with large weights may
-be read by nobody, and a small one may hold a large state. So a contribution is measured on the output, with the
-states as large as they really get on sequences N(0, 1).
+Section 3.1 removes the neurons whose weights are all zero. Weights alone mislead: a neuron with large weights
+may be read by nobody, and a small one may hold a large state. So a contribution is measured on the output,
+with the states as large as they really get on sequences N(0, 1).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def study_neurons(reading: Reading, xs: Float[Array, "b t d"]) -> Neurons:
     rows = (states @ reading.left.T) * (states @ reading.right.T)
     row_size = np.sqrt(np.mean(np.abs(rows) ** 2, axis=(0, 1)))
     return Neurons(
-        np.asarray(reading.lambda_.real),
+        np.real(reading.lambda_),
         np.sqrt(np.mean(np.abs(states) ** 2, axis=(0, 1))),
         contributions(reading, xs) / scale,
         row_size * np.sqrt(np.mean(reading.readout**2, axis=0)) / scale,
@@ -62,7 +62,8 @@ def study_neurons(reading: Reading, xs: Float[Array, "b t d"]) -> Neurons:
 def contributions(reading: Reading, xs: Float[Array, "b t d"]) -> Float[Array, " n"]:
     """Root mean square of y − y without neuron i, for every i at once.
 
-    With h_i taken out, (l·h)(r·h) changes by h_i (l_i r·h + r_i l·h) − h_i² l_i r_i: two matrix products an output.
+    With h_i taken out, (l·h)(r·h) changes by h_i (l_i r·h + r_i l·h) − h_i² l_i r_i: two matrix products an
+    output.
     """
     states = reading.states(xs).reshape(-1, reading.hidden)
     left, right = states @ reading.left.T, states @ reading.right.T

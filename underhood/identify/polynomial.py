@@ -58,7 +58,7 @@ def quartic(d: int, blocks: Float[Array, "d_out p p"]) -> Polynomial:
 def instantaneous(reading: Reading) -> Polynomial:
     """g_out(g_in(x)) of a gated RNN: its output on a sequence of length one."""
     left, right = reading.left @ reading.forms, reading.right @ reading.forms
-    blocks = np.stack([((left * row[:, None]).T @ right).real for row in reading.readout])
+    blocks = np.real(np.stack([(left * row[:, None]).T @ right for row in reading.readout]))
     return quartic(reading.d, blocks)
 
 
@@ -70,7 +70,8 @@ def of_attention(tensor: Float[Array, "d_out d d d"]) -> Polynomial:
     place[rows, columns] = place[columns, rows] = np.arange(len(rows))
     blocks = np.zeros((len(tensor), len(rows), len(rows)))
     a, b, c = np.indices((d, d, d)).reshape(3, -1)
-    np.add.at(blocks, (slice(None), place[a, b], place[c, d]), tensor.reshape(len(tensor), -1))
+    for block, entries in zip(blocks, tensor.reshape(len(tensor), -1), strict=True):
+        np.add.at(block, (place[a, b], place[c, d]), entries)
     return quartic(d, blocks)
 
 

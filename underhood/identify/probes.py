@@ -1,7 +1,8 @@
-"""1 − R² of the linear regression that predicts key-values from memory neurons, and queries from forget neurons.
+"""1 − R² of the linear regression of key-values on memory neurons, and of queries on forget neurons.
 
-The KV and Q scores of Table 1. On inputs N(0, 1) the regression needs no sample: two quadratic forms with matrices
-A and B have covariance 2 tr(AB), linear forms that of their vectors, and quadratic and linear parts none.
+The KV and Q scores of Table 1. On inputs N(0, 1) the regression needs no sample: two quadratic forms with
+matrices A and B have covariance 2 tr(AB), linear forms that of their vectors, and quadratic and linear parts
+none.
 """
 
 from __future__ import annotations
@@ -42,7 +43,19 @@ def kv_score(reading: Reading, memory: Array, attention: LinearAttention) -> flo
     padded = [np.concatenate([weight, np.zeros((*weight.shape[:2], 1))], axis=2) for weight in (values, keys)]
     first = np.repeat(padded[0], keys.shape[1], axis=1).reshape(-1, attention.d + 1)
     second = np.tile(padded[1], (1, values.shape[1], 1)).reshape(-1, attention.d + 1)
-    return unexplained(product_forms(first, second), reading.forms[memory].real, reading.d)
+    return unexplained(product_forms(first, second), np.real(reading.forms[memory]), reading.d)
+
+
+def read_forms_score(reading: Reading, memory: Array, tensor: Float[Array, "d_out d d d"]) -> float:
+    """The KV score where no teacher splits T into heads: the forms T_i[·,·,c] that some output multiplies."""
+    d = reading.d
+    rows, columns = pair_indices(d + 1)
+    quadratic = (rows < d) & (columns < d)
+    twice = np.where(rows == columns, 1.0, 2.0)[quadratic]
+    forms = np.zeros((tensor.shape[0] * d, len(rows)))
+    picked = tensor[:, rows[quadratic], columns[quadratic], :] * twice[None, :, None]
+    forms[:, quadratic] = picked.transpose(0, 2, 1).reshape(-1, int(quadratic.sum()))
+    return unexplained(forms, np.real(reading.forms[memory]), d)
 
 
 def q_score(reading: Reading, forget: Array, attention: LinearAttention) -> float:
@@ -51,4 +64,4 @@ def q_score(reading: Reading, forget: Array, attention: LinearAttention) -> floa
     linear = np.concatenate([queries, np.zeros((len(queries), 1))], axis=1)
     one = np.zeros_like(linear)
     one[:, -1] = 1.0
-    return unexplained(product_forms(linear, one), reading.forms[forget].real, reading.d)
+    return unexplained(product_forms(linear, one), np.real(reading.forms[forget]), reading.d)

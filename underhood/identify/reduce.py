@@ -1,10 +1,10 @@
 """The same function in as few neurons as can be found: PAPER_NOTES' exact reduction instead of refitting.
 
-The output gating reads linear functionals of the memory neurons, that is, a subspace of quadratic forms in x. As
-many products (a·x)(b·x) as that subspace has dimensions hold it, where it has a basis of products. The queries are
-a subspace of linear forms, and the pre-readout neurons a sum of terms (merge.py). For one head with r = rank W_V,
-s = rank M and o = dim(row space of W_V ∩ column space of M) this meets r·s − o(o−1)/2 memory neurons and as many
-pre-readout neurons, and s queries.
+The output gating reads linear functionals of the memory neurons, that is, a subspace of quadratic forms in x.
+As many products (a·x)(b·x) as that subspace has dimensions hold it, where it has a basis of products. The
+queries are a subspace of linear forms, and the pre-readout neurons a sum of terms (merge.py). For one head
+with r = rank W_V, s = rank M and o = dim(row space of W_V ∩ column space of M) this meets r·s − o(o−1)/2
+memory neurons and as many pre-readout neurons, and s queries.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def reduce_attention(
 
     `products` are the two branches of the input gating, whose neurons are candidates as they stand.
     """
-    tolerance = max(ROUNDING, structure.tolerance if not structure.is_exact else 0.0)
+    tolerance = max(ROUNDING, structure.rank_tolerance)
     folded = [_folded(one.tensor) for one in heads]
     target = np.concatenate(folded, axis=1)
     scale = float(np.linalg.norm(target)) or 1.0
@@ -161,7 +161,8 @@ def _head_products(heads: Heads, tolerance: float) -> tuple[Array, Array]:
 def _head_terms(values: Array, key_query: Array, offset: int, width: int, tolerance: float) -> Terms:
     """y = Σ_ij U_i (u_i·x)(w_j·x) q_j; where u and w are shared, a symmetric matrix times a vector:
 
-    S_ij (q_i + q_j) serves the outputs i and j, and (S_ii − Σ_{j≠i} S_ij) q_i is left: o(o+1)/2 products for o².
+    S_ij (q_i + q_j) serves the outputs i and j, and (S_ii − Σ_{j≠i} S_ij) q_i is left: o(o+1)/2 products for
+    o².
     """
     basis, d = _head_basis(values, key_query, tolerance), values.shape[1]
     outputs = np.linalg.lstsq(basis.values.T, values.T, rcond=None)[0]  # row i: what u_i writes
@@ -169,7 +170,9 @@ def _head_terms(values: Array, key_query: Array, offset: int, width: int, tolera
     forms = np.zeros((len(basis.values), len(basis.keys), width))
     pairs = d * (d + 1) // 2
     for i, row in enumerate(basis.values):
-        forms[i, :, offset : offset + pairs] = product_forms(np.repeat(row[None], len(basis.keys), 0), basis.keys)
+        forms[i, :, offset : offset + pairs] = product_forms(
+            np.repeat(row[None], len(basis.keys), 0), basis.keys
+        )
     terms: list[tuple[Array, Array, Array]] = []
     o = basis.shared
     for i in range(len(basis.values)):
@@ -190,10 +193,10 @@ def _own_terms(reading: Reading, structure: Structure, spaces: list[Array]) -> T
     sides = []
     for weights in (reading.left, reading.right):
         memory = [
-            ((weights[:, group] @ reading.forms[group][:, quadratic]).real @ space.T) @ space
+            (np.real(weights[:, group] @ reading.forms[group][:, quadratic]) @ space.T) @ space
             for group, space in zip(structure.memory, spaces, strict=True)
         ]
-        query = (weights[:, structure.forget] @ reading.forms[structure.forget][:, linear]).real
+        query = np.real(weights[:, structure.forget] @ reading.forms[structure.forget][:, linear])
         sides.append((np.concatenate(memory, axis=1), query))
     (left_memory, left_query), (right_memory, right_query) = sides
     columns = reading.readout.T
@@ -248,7 +251,10 @@ def _network(
     constant = np.zeros((len(first), 2))
     constant[memory.shape[1] :, 1] = 1.0
     lambda_ = np.concatenate(
-        [*(np.full(len(pair[0]), decay) for pair, decay in zip(memories, decays, strict=True)), np.zeros(len(queries))]
+        [
+            *(np.full(len(pair[0]), decay) for pair, decay in zip(memories, decays, strict=True)),
+            np.zeros(len(queries)),
+        ]
     )
     return GatedRNN.from_lambda(
         Gating(
@@ -283,6 +289,6 @@ def reduce_general(reading: Reading, products: tuple[Array, Array]) -> tuple[Gat
     kept = kept[read]
     first, second = (branch[kept] for branch in products)
     network = GatedRNN.from_lambda(
-        Gating(first, second), reading.lambda_[kept].real, Gating(left[:, read], right[:, read]), readout
+        Gating(first, second), np.real(reading.lambda_[kept]), Gating(left[:, read], right[:, read]), readout
     )
     return network, kernels

@@ -1,15 +1,17 @@
-"""y_k(t) = Σ_{s,s'} Σ_gg' λ_g^{t-s} λ_g'^{t-s'} K_gg'(x̃_s x̃_sᵀ, x̃_s' x̃_s'ᵀ): which of these terms are attention's.
+"""y_k(t) = Σ_{s,s'} Σ_gg' λ_g^{t-s} λ_g'^{t-s'} K_gg'(x̃_s x̃_sᵀ, x̃_s' x̃_s'ᵀ): what is attention's.
 
-Linear attention is Σ_s (quadratic in x_s)(linear in x_t): memory neurons that hold quadratic forms, times forget
-neurons (λ = 0) that hold linear ones. Every other product of kinds (memory×memory, memory alone, linear or
-constant terms in memory, query×query and so on) is a term attention does not have. The terms are summed over
-all neurons before they are judged, so that what cancels exactly counts as nothing, whatever the weights look like.
+Linear attention is Σ_s (quadratic in x_s)(linear in x_t): memory neurons that hold quadratic forms, times
+forget neurons (λ = 0) that hold linear ones. Every other product of kinds (memory×memory, memory alone,
+linear or constant terms in memory, query×query and so on) is a term attention does not have. The terms are
+summed over all neurons before they are judged, so that what cancels exactly counts as nothing, whatever the
+weights look like.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -20,9 +22,9 @@ from underhood.identify.neurons import contributions
 SEQUENCES, LENGTH, SEED = 16, 32, 20230904
 MOST_DECAYS = 8  # more distinct decays than this, each a head of its own, are no longer an answer
 
-# Terms at rounding level in most classes mean that the weights were constructed (or fitted to the end): then what
-# is not attention is meant, however small. Otherwise the weights are noisy, and below a thousandth of the output
-# cannot be told from noise.
+# Terms at rounding level in most classes mean that the weights were constructed (or fitted to the end): then
+# what is not attention is meant, however small. Otherwise the weights are noisy, and below a thousandth of
+# the output cannot be told from noise.
 EXACT_NOISE, EXACT_TOLERANCE, NOISY_TOLERANCE = 1e-9, 1e-8, 1e-3
 
 _KINDS = ("constant", "linear", "quadratic")
@@ -47,8 +49,9 @@ class Structure:
         return self.deviation <= self.tolerance
 
     @property
-    def is_exact(self) -> bool:
-        return self.tolerance < NOISY_TOLERANCE
+    def rank_tolerance(self) -> float:
+        """Relative size below which a direction, a head or a term is taken for rounding or noise."""
+        return self.tolerance if self.tolerance >= NOISY_TOLERANCE else self.tolerance / 10
 
     def largest_rest(self) -> tuple[str, float]:
         name = max(self.rest, key=lambda key: self.rest[key])
@@ -94,7 +97,7 @@ def attention_outputs(
 
 def _candidates(reading: Reading, xs: Array) -> list[tuple[Array, tuple[float, ...]]]:
     """Assignments of neurons to decays (−1: forget), the simplest first."""
-    lambda_ = reading.lambda_.real
+    lambda_ = np.real(reading.lambda_)
     weight = contributions(reading, xs[:4])
     matters = weight > 1e-12 * max(weight.max(initial=0.0), 1e-300)
     relevant = matters & (lambda_ > 1e-3)
@@ -133,9 +136,7 @@ def _split(
     noise = float(np.median(list(rest.values())))
     if tolerance is None:
         tolerance = _tolerance(reading, noise, memory_of, decays)
-    return Structure(
-        decays, tensors, tuple(groups), forget, rest, deviation, tolerance, noise, signal
-    )
+    return Structure(decays, tensors, tuple(groups), forget, rest, deviation, tolerance, noise, signal)
 
 
 def _tolerance(reading: Reading, noise: float, memory_of: Array, decays: tuple[float, ...]) -> float:
@@ -157,7 +158,7 @@ def attention_tensor(reading: Reading, memory: Array, forget: Array) -> Float[Ar
     right_query = reading.right[:, forget] @ forms[forget][:, linear]
     folded = np.stack(
         [
-            ((left_memory * row[:, None]).T @ right_query + (right_memory * row[:, None]).T @ left_query).real
+            np.real((left_memory * row[:, None]).T @ right_query + (right_memory * row[:, None]).T @ left_query)
             for row in reading.readout
         ]
     )
@@ -180,7 +181,9 @@ def _rest(
 ) -> dict[str, float]:
     """Root mean square of each class of terms that attention does not have, over that of the output."""
     pairs = pair_products(append_one(xs))
-    parts = {("memory", kind): [0.0, 0.0] for kind in _KINDS} | {("query", kind): [0.0, 0.0] for kind in _KINDS}
+    parts: dict[tuple[str, str], list[Any]] = {
+        (name, kind): [0.0, 0.0] for name in ("memory", "query") for kind in _KINDS
+    }
     for name, group, decay in [
         *(("memory", group, decay) for group, decay in zip(groups, decays, strict=True)),
         ("query", forget, 0.0),
@@ -190,13 +193,15 @@ def _rest(
             chosen = reading.degree == degree
             forms = reading.forms[group][:, chosen]
             for side, weights in enumerate((reading.left, reading.right)):
-                parts[name, kind][side] = parts[name, kind][side] + sums[..., chosen] @ (weights[:, group] @ forms).T
+                parts[name, kind][side] = (
+                    parts[name, kind][side] + sums[..., chosen] @ (weights[:, group] @ forms).T
+                )
 
     def output(first: tuple[str, str], second: tuple[str, str]) -> Array:
         product = parts[first][0] * parts[second][1]
         if first != second:
             product = product + parts[second][0] * parts[first][1]
-        return (product @ reading.readout.T).real
+        return np.real(product @ reading.readout.T)
 
     classes: dict[str, Array] = {}
     snapped = np.zeros_like(ys)

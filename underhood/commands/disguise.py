@@ -1,0 +1,51 @@
+"""`underhood disguise`: the same function in other weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from underhood.commands.output import DONE, print_json, print_table
+
+
+@dataclasses.dataclass(frozen=True)
+class Disguise:
+    """Change a network's weights at random and keep its function: ground truth for decompilers."""
+
+    network: Annotated[Path, tyro.conf.Positional]
+    """Network to disguise (safetensors)."""
+    out: Path
+    """File to write (safetensors)."""
+    seed: int = 0
+    """Seed of the random changes."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def run(self) -> int:
+        import numpy as np
+
+        from underhood.errors import UnderhoodError
+        from underhood.identify.disguise import disguise
+        from underhood.interop.files import load, save, sizes_of
+
+        if self.seed < 0:
+            raise UnderhoodError("seed is a whole number from 0 on", self.seed)
+        network = load(self.network)
+        hidden = disguise(network, seed=self.seed)
+        xs = np.random.default_rng(self.seed).standard_normal((32, network.d))
+        ys = np.asarray(network(xs), np.float64)
+        change = float(np.abs(ys - hidden(xs)).max() / (np.abs(ys).max() or 1.0))
+        save(hidden, self.out, provenance={"command": "disguise", "seed": self.seed})
+        payload = {
+            "kind": hidden.kind,
+            "hidden_before": getattr(network, "hidden", None),
+            **sizes_of(hidden),
+            "relative_change": change,
+            "seed": self.seed,
+            "out": str(self.out),
+        }
+        print_json(payload) if self.json else print_table("disguised network", payload)
+        return DONE

@@ -1,0 +1,109 @@
+"""What decompile and probe print: the verdict first, then what it rests on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from underhood.commands.output import ANSWER_IS_NO, DONE, note, print_json
+
+if TYPE_CHECKING:
+    from underhood.identify.found import Found
+
+LARGEST_PRINTED = 8  # a wider matrix is for a file, not for a screen
+
+
+def answer(
+    found: Found, *, json: bool, out: Path | None, reduced: Path | None, provenance: dict[str, Any]
+) -> int:
+    """Print, write what was asked for, and turn the verdict into the exit code."""
+    from underhood.interop.files import save
+
+    for what, model, path in (("attention", found.attention, out), ("smaller network", found.reduced, reduced)):
+        if path is None:
+            continue
+        if model is None:
+            note(f"underhood: no {what} was found, so {path} is not written")
+        else:
+            save(model, path, provenance=provenance)
+    print_json(found.as_data()) if json else _print(found)
+    return DONE if found.is_attention else ANSWER_IS_NO
+
+
+def _print(found: Found) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    colour = "green" if found.is_attention else "red"
+    heads = "" if found.heads is None else f", {found.heads} head{'s' * (found.heads > 1)}"
+    console.print(f"[bold {colour}]{escape(found.verdict + heads)}[/]")
+    console.print(escape(found.reason), highlight=False)
+    table = Table("what it rests on", "", "meaning", title_justify="left")
+    for name, value, meaning in _rows(found):
+        table.add_row(escape(name), escape(value), escape(meaning))
+    console.print(table)
+    if found.is_attention:
+        _print_matrices(console, found)
+
+
+def _rows(found: Found) -> list[tuple[str, str, str]]:
+    rows = [("R²", _r2(found), "of the attention, on fresh sequences")]
+    if found.deviation is not None:
+        rows.append(("deviation", f"{found.deviation:.2e}", f"of the output; tolerance {found.tolerance:.0e}"))
+    largest = sorted(found.rest.items(), key=lambda item: -item[1])[:3]
+    rows += [(f"  {name}", f"{size:.2e}", "a term that attention does not have") for name, size in largest]
+    for name, value, meaning in (
+        ("KV score", found.scores.kv_score, "1 − R² of key-values from memory neurons"),
+        ("Q score", found.scores.q_score, "1 − R² of queries from forget neurons"),
+        ("polynomial distance", found.scores.polynomial_distance, "all monomials of degree ≤ 4"),
+    ):
+        if value is not None:
+            rows.append((name, f"{value:.2e}", meaning))
+    if found.neurons is not None:
+        memory, forget = int(found.neurons.perfect_memory.sum()), int(found.neurons.perfect_forget.sum())
+        others = len(found.neurons.lambda_) - memory - forget
+        rows.append(("λ near 1, near 0, other", f"{memory}, {forget}, {others}", "hidden neurons as they came"))
+    for name, before, after in (
+        ("hidden neurons", found.hidden_before, found.hidden_after),
+        ("pre-readout neurons", found.pre_readout_before, found.pre_readout_after),
+    ):
+        if before is not None:
+            rows.append(
+                (name, f"{before}" if after is None else f"{before} → {after}", "after pruning and merging")
+            )
+    for kernel in found.kernels[:3]:
+        values = ", ".join(f"{value:.2g}" for value in kernel.eigenvalues[:3])
+        rows.append(
+            (f"{len(kernel.rows)} rows, {kernel.needed} needed", values, "largest eigenvalues of their kernel")
+        )
+    if found.decay is not None:
+        rows.append(("decay", ", ".join(f"{one:.6g}" for one in found.decay), "of each head"))
+    if found.certificate is not None:
+        bound = found.certificate
+        scope = f"|error| at most, for inputs within ±{bound.input_bound:g} and t ≤ {bound.horizon}"
+        rows.append(("certificate", f"{bound.max_abs_error:.2e}", scope))
+    return rows
+
+
+def _r2(found: Found) -> str:
+    if found.r2_interval is None:
+        return f"{found.r2:.9g}"
+    low, high = found.r2_interval
+    return f"{found.r2:.9g} ({low:.6g} to {high:.6g})"
+
+
+def _print_matrices(console: Any, found: Found) -> None:
+    import numpy as np
+
+    attention = found.attention
+    if attention is None or attention.d > LARGEST_PRINTED or attention.heads > 3:
+        return
+    with np.printoptions(precision=3, suppress=True):
+        for head in range(attention.heads):
+            name = f" of head {head + 1}" if attention.heads > 1 else ""
+            console.print(f"W_V{name}", highlight=False)
+            console.print(str(np.asarray(attention.w_value[head])), highlight=False, markup=False)
+            console.print(f"W_KᵀW_Q{name}", highlight=False)
+            console.print(str(attention.key_query[head]), highlight=False, markup=False)
