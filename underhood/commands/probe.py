@@ -31,7 +31,7 @@ class Probe:
     """Length of the sequences."""
     input_bound: float = 4.0
     """Inputs are N(0, 1), clipped at ± this."""
-    tolerance: float = 1e-3
+    tolerance: float = 1e-4
     """Relative root mean square error up to which the answer is yes."""
     seed: int = 0
     """Seed of the random sequences."""

@@ -7,19 +7,28 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from underhood.arrays import precision_of
 from underhood.errors import UnderhoodError, one_line
 from underhood.identify.forms import Array
+from underhood.model import AbstractModel
 
 
 def as_numpy_function(function: Callable[[Any], Any], d: int) -> Callable[[Array], Array]:
-    """Checked at each call: shape (t, d_out), finite numbers."""
+    """A function of a batch (b, t, d), checked at each call: outputs (t, d_out), finite numbers."""
     if not callable(function):
         raise UnderhoodError("probe takes a callable from (t, d) to (t, d_out)", type(function).__name__)
+    if isinstance(function, AbstractModel):
+        if function.d != d:
+            raise UnderhoodError(f"this model has {function.d} inputs", f"d={d}")
+        return lambda batch: _checked_outputs(_batched(function, batch))
     convert = _converter(function)
 
-    def call(xs: Array) -> Array:
+    def one(xs: Array) -> Array:
         try:
             ys = _as_array(function(convert(xs)))
         except UnderhoodError:
@@ -34,11 +43,26 @@ def as_numpy_function(function: Callable[[Any], Any], d: int) -> Callable[[Array
             raise UnderhoodError(
                 "the function to probe maps (t, d) to (t, d_out)", f"{xs.shape} mapped to {ys.shape}"
             )
-        if not np.isfinite(ys).all():
-            raise UnderhoodError("the outputs of a function to probe are finite", "NaN or infinite outputs")
         return ys
 
-    return call
+    return lambda batch: _checked_outputs(np.stack([one(xs) for xs in batch]))
+
+
+def _checked_outputs(ys: Array) -> Array:
+    if not np.isfinite(ys).all():
+        raise UnderhoodError("the outputs of a function to probe are finite", "NaN or infinite outputs")
+    return ys
+
+
+def _batched(model: AbstractModel, batch: Array) -> Array:
+    """Models of this package take a batch at once."""
+    with precision_of(model):
+        return np.asarray(_vmapped(model, jnp.asarray(batch, model.dtype)), np.float64)
+
+
+@eqx.filter_jit
+def _vmapped(model: AbstractModel, batch: Any) -> Any:
+    return jax.vmap(model)(batch)
 
 
 def _converter(function: Any) -> Callable[[Array], Any]:
