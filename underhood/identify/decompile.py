@@ -143,7 +143,7 @@ def _scores(
         return Scores()
     tensor = head_tensor(np.asarray(attention.w_value, np.float64), attention.key_query)
     memory = np.concatenate(structure.memory)
-    reads = np.abs(reading.left).max(axis=0) + np.abs(reading.right).max(axis=0)
+    reads = np.abs(reading.left).max(axis=0, initial=0.0) + np.abs(reading.right).max(axis=0, initial=0.0)
     read = reads > 1e-12 * max(reads.max(initial=0.0), 1e-300)
     memory = memory[read[memory]]
     # The split of a found attention into several heads is arbitrary, and so would be its key-values.
@@ -177,7 +177,7 @@ def _reduced(
     if products is not None:
         general, kernels = reduce_general(reading, products)  # type: ignore[arg-type]
         candidates.append(general)
-    if structure is not None and heads is not None:
+    if structure is not None and heads is not None and structure.signal > 0:
         candidates.append(reduce_attention(reading, structure, heads, products))  # type: ignore[arg-type]
     candidates = [
         one for one in candidates if one.hidden <= reading.hidden and one.pre_readout <= reading.pre_readout

@@ -55,7 +55,8 @@ def disguise(model: Any, *, seed: int = 0) -> Any:
             "Compile an attention first: underhood compile.",
         )
     weights = _weights_of(model)
-    for change in (_copies, _mix_queries, _mix_memory, _spread, _share, _dead, _gauge, _permute):
+    working = (_copies, _mix_queries, _mix_memory, _spread, _share) if len(weights.left) else ()
+    for change in (*working, _dead, _gauge, _permute):
         weights = change(weights, random)
     dtype = model.dtype
     return GatedRNN(

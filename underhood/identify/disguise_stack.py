@@ -66,12 +66,11 @@ def _gated_cell(cell: Any, order: Array, scale: Array, random: np.random.Generat
     candidate = LSTM_CANDIDATE if isinstance(cell, LSTM) else GRU_CANDIDATE
     neurons = random.permutation(cell.hidden)
     sign = random.choice([-1.0, 1.0], cell.hidden)
-    u, v, b = (np.array(array) for array in (cell.u, cell.v, cell.b))
-    u, b = _reading(u[:, neurons], order, scale), b[:, neurons]
-    v = _reading(v[:, neurons], neurons, sign)
-    for array in (u, v):
-        array[candidate] *= sign[:, None].astype(array.dtype)
-    b[candidate] *= sign.astype(b.dtype)
+    u, b = np.asarray(cell.u)[:, neurons], np.asarray(cell.b)[:, neurons].copy()
+    u = _reading(u, order, scale)
+    v = None if cell.v is None else _reading(np.asarray(cell.v)[:, neurons], neurons, sign)
+    for array in (u, b) if v is None else (u, v, b):
+        array[candidate] *= np.reshape(sign, (-1, *[1] * (array.ndim - 2))).astype(array.dtype)
     return type(cell)(u, v, b), neurons, sign
 
 

@@ -16,7 +16,15 @@ from jaxtyping import Float
 
 from underhood.cells.gated_rnn import GatedRNN, Gating
 from underhood.identify.forms import Array, Reading, pair_indices, product_forms
-from underhood.identify.merge import Terms, concatenate, merge_rows, merge_terms, refit_readout, slice_terms
+from underhood.identify.merge import (
+    MergedKernel,
+    Terms,
+    concatenate,
+    merge_rows,
+    merge_terms,
+    refit_readout,
+    slice_terms,
+)
 from underhood.identify.recover import Heads
 from underhood.identify.temporal import Structure
 
@@ -42,7 +50,8 @@ def reduce_attention(
 
     `products` are the two branches of the input gating, whose neurons are candidates as they stand.
     """
-    tolerance = max(ROUNDING, structure.rank_tolerance)
+    # The heads are exact products, whatever noise they were found in.
+    tolerance = ROUNDING
     folded = [_folded(one.tensor) for one in heads]
     target = np.concatenate(folded, axis=1)
     scale = float(np.linalg.norm(target)) or 1.0
@@ -69,7 +78,8 @@ def _as_forms(folded: Float[Array, "d_out p d"]) -> Float[Array, "k p"]:
 
 def _row_space(matrix: Float[Array, "k p"], tolerance: float) -> Float[Array, "r p"]:
     _, singular, vectors = np.linalg.svd(matrix, full_matrices=False)
-    return vectors[singular > tolerance * max(singular.max(initial=0.0), 1e-300)]
+    largest = singular.max(initial=0.0)
+    return vectors[singular > tolerance * largest] if largest > 0 else vectors[:0]
 
 
 def _query_basis(target: Float[Array, "d_out p d"], tolerance: float) -> Float[Array, "s d"]:
@@ -147,7 +157,8 @@ def _head_basis(values: Array, key_query: Array, tolerance: float) -> _Basis:
 
 
 def _head_products(heads: Heads, tolerance: float) -> tuple[Array, Array]:
-    first, second = [], []
+    first: list[Array] = []
+    second: list[Array] = []
     for values, key_query in zip(heads.values, heads.key_query, strict=True):
         basis = _head_basis(values, key_query, tolerance)
         for i, row in enumerate(basis.values):
@@ -164,7 +175,8 @@ def _head_terms(values: Array, key_query: Array, offset: int, width: int, tolera
     S_ij (q_i + q_j) serves the outputs i and j, and (S_ii − Σ_{j≠i} S_ij) q_i is left: o(o+1)/2 products for
     o².
     """
-    basis, d = _head_basis(values, key_query, tolerance), values.shape[1]
+    d = values.shape[1]
+    basis = _head_basis(values, key_query, tolerance)
     outputs = np.linalg.lstsq(basis.values.T, values.T, rcond=None)[0]  # row i: what u_i writes
     queries = np.linalg.lstsq(basis.keys.T, key_query, rcond=None)[0]  # row j: the query that w_j meets
     forms = np.zeros((len(basis.values), len(basis.keys), width))
@@ -184,6 +196,8 @@ def _head_terms(values: Array, key_query: Array, offset: int, width: int, tolera
             elif i == j:
                 others = forms[i, :o].sum(axis=0) - forms[i, i]
                 terms.append((outputs[i], forms[i, i] - others, queries[i]))
+    if not terms:
+        return Terms(np.zeros((0, len(values))), np.zeros((0, width)), np.zeros((0, d)))
     return Terms(*(np.array(part) for part in zip(*terms, strict=True)))
 
 
@@ -266,7 +280,7 @@ def _network(
     )
 
 
-def reduce_general(reading: Reading, products: tuple[Array, Array]) -> tuple[GatedRNN, list]:
+def reduce_general(reading: Reading, products: tuple[Array, Array]) -> tuple[GatedRNN, list[MergedKernel]]:
     """Any gated RNN: neurons of equal λ that depend on others are expressed through them, unread ones go,
     and rows that share a readout column merge."""
     left, right, keep = reading.left.copy(), reading.right.copy(), []
@@ -285,10 +299,17 @@ def reduce_general(reading: Reading, products: tuple[Array, Array]) -> tuple[Gat
     left, right, readout, kernels = merge_rows(left[:, kept], right[:, kept], reading.readout, 1e-12)
     reads = np.abs(left).max(axis=0, initial=0.0) + np.abs(right).max(axis=0, initial=0.0)
     read = np.flatnonzero(reads > 1e-14 * max(reads.max(initial=0.0), 1e-300))
-    read = read if len(read) else np.arange(min(1, len(kept)))
+    if not len(read):
+        return _silent(reading), kernels
     kept = kept[read]
     first, second = (branch[kept] for branch in products)
-    network = GatedRNN.from_lambda(
-        Gating(first, second), np.real(reading.lambda_[kept]), Gating(left[:, read], right[:, read]), readout
-    )
-    return network, kernels
+    lambda_ = np.real(reading.lambda_[kept])
+    gating = Gating(left[:, read], right[:, read])
+    return GatedRNN.from_lambda(Gating(first, second), lambda_, gating, readout), kernels
+
+
+def _silent(reading: Reading) -> GatedRNN:
+    """Zero for every input: one neuron that holds nothing."""
+    zeros = np.zeros((1, reading.d + 1))
+    silence = Gating(np.zeros((1, 1)), np.zeros((1, 1)))
+    return GatedRNN.from_lambda(Gating(zeros, zeros), np.zeros(1), silence, np.zeros((reading.d_out, 1)))

@@ -141,7 +141,8 @@ def _split(
 
 def _tolerance(reading: Reading, noise: float, memory_of: Array, decays: tuple[float, ...]) -> float:
     aims = np.append(np.asarray(decays), 0.0)[memory_of]
-    mostly_exact = np.mean(np.abs(reading.lambda_ - aims) <= 4 * reading.unit) > 0.5
+    exact = np.count_nonzero(np.abs(reading.lambda_ - aims) <= 4 * reading.unit)
+    mostly_exact = 2 * exact >= reading.hidden
     single = reading.unit > 1e-12
     if mostly_exact and noise <= (100 * reading.unit if single else EXACT_NOISE):
         return 1e-4 if single else EXACT_TOLERANCE

@@ -1,0 +1,355 @@
+"""What the decompiler promises, measured: `python -m benchmarks.decompiler [--count N] [--part NAME …]`.
+
+Writes results/bench/decompiler.json. Parts: positives, negatives, certificates, probe, speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import underhood as uh
+from underhood.arrays import precision_of
+from underhood.cells.linear import dense
+from underhood.identify.forms import read
+from underhood.identify.polynomial import instantaneous
+from underhood.identify.recover import head_tensor
+
+OUT = Path("results/bench/decompiler.json")
+TARGETS = ("gated-rnn", "gated-rnn-compact", "gated-rnn-minimal")
+
+
+def tensor_of(attention: uh.LinearAttention) -> np.ndarray:
+    return head_tensor(np.asarray(attention.w_value, np.float64), attention.key_query)
+
+
+def relative(found: np.ndarray, true: np.ndarray) -> float:
+    return float(np.linalg.norm(found - true) / np.linalg.norm(true))
+
+
+def draw_attention(seed: int) -> uh.LinearAttention:
+    """d 2–8, heads 1–3, full and low rank."""
+    random = np.random.default_rng(seed)
+    d, heads = int(random.integers(2, 9)), int(random.integers(1, 4))
+    rank = (None, None, 1, 2, max(1, d // 2))[int(random.integers(5))]
+    return uh.random_attention(d, heads=heads, rank=rank, seed=seed)
+
+
+def positives(count: int) -> dict[str, Any]:
+    """Attentions compiled three ways (where the target takes them), disguised, decompiled."""
+    right: Counter[str] = Counter()
+    networks, worst, wrong = 0, 0.0, []
+    for seed in range(count):
+        attention = draw_attention(seed)
+        for target in TARGETS:
+            try:
+                network = uh.compile(attention, to=target).model
+            except uh.UnderhoodError:
+                continue  # compact takes invertible values only
+            networks += 1
+            found = uh.decompile(uh.disguise(network, seed=seed))
+            error = (
+                np.inf
+                if found.attention is None
+                else relative(tensor_of(found.attention), tensor_of(attention))
+            )
+            worst = max(worst, error)
+            checks = {
+                "verdict": found.verdict == "linear-attention",
+                "heads": found.heads is not None and found.heads <= attention.heads,
+                "map": error <= 1e-8,
+                "hidden": (found.hidden_after or 0) <= network.hidden,
+                "pre_readout": (found.pre_readout_after or 0) <= network.pre_readout,
+            }
+            right.update(name for name, met in checks.items() if met)
+            if not all(checks.values()):
+                wrong.append({"seed": seed, "target": target, **checks})
+    return {"attentions": count, "networks": networks, "right": dict(right), "worst_map": worst, "wrong": wrong}
+
+
+def _rebuilt(network: uh.GatedRNN, **changes: np.ndarray) -> uh.GatedRNN:
+    arrays = {
+        "w_m": dense(network.input_gating.w_m),
+        "w_x": dense(network.input_gating.w_x),
+        "lambda_": network.lambda_,
+        "left": dense(network.output_gating.w_m),
+        "right": dense(network.output_gating.w_x),
+        "readout": dense(network.readout),
+    }
+    new = {name: np.array(changes.get(name, array), np.float64) for name, array in arrays.items()}
+    gatings = uh.Gating(new["w_m"], new["w_x"]), uh.Gating(new["left"], new["right"])
+    return uh.GatedRNN.from_lambda(gatings[0], new["lambda_"], gatings[1], new["readout"])
+
+
+def _used_memory(network: uh.GatedRNN) -> np.ndarray:
+    """Memory neurons whose removal changes the output."""
+    lambda_ = np.asarray(network.lambda_)
+    found = uh.decompile(network)
+    assert found.neurons is not None
+    return np.flatnonzero((lambda_ == 1) & (found.neurons.contribution > 1e-6))
+
+
+def spoil(network: uh.GatedRNN, kind: str, random: np.random.Generator) -> uh.GatedRNN:
+    """One defect in a network that was attention."""
+    if kind == "one gating weight 1 % off":
+        name = ("w_m", "w_x", "left", "right")[int(random.integers(4))]
+        gating = network.input_gating if name in ("w_m", "w_x") else network.output_gating
+        array = np.array(dense(gating.w_m if name in ("w_m", "left") else gating.w_x))
+        where = np.argwhere(array != 0)
+        array[tuple(where[random.integers(len(where))])] *= 1.01
+        return _rebuilt(network, **{name: array})
+    memory = _used_memory(network)
+    one, other = random.choice(memory), random.choice(memory)
+    if kind == "one memory λ at 0.99":
+        lambda_ = np.array(network.lambda_)
+        lambda_[one] = 0.99
+        return _rebuilt(network, lambda_=lambda_)
+    if kind == "linear term of 1 %":
+        branch = np.array(dense(network.input_gating.w_m))
+        branch[one, -1] += 0.01 * np.abs(branch[one]).max()
+        return _rebuilt(network, w_m=branch)
+    unit, readout = np.eye(network.hidden), np.asarray(dense(network.readout))
+    column = 0.01 * np.abs(readout).max() * random.standard_normal((network.d_out, 1))
+    return _rebuilt(
+        network,
+        left=np.vstack([dense(network.output_gating.w_m), unit[one]]),
+        right=np.vstack([dense(network.output_gating.w_x), unit[other]]),
+        readout=np.hstack([readout, column]),
+    )
+
+
+def fitted_to_softmax(seed: int) -> uh.GatedRNN:
+    """Random gatings with λ in {0, 1}, and the readout that best matches softmax attention."""
+    random = np.random.default_rng(seed)
+    d, hidden, rows = 3, 24, 40
+    gatings = [random.standard_normal((2, hidden, d + 1)) / 2, random.standard_normal((2, rows, hidden)) / 4]
+    lambda_ = (random.random(hidden) < 0.6).astype(float)
+    draft = uh.GatedRNN.from_lambda(uh.Gating(*gatings[0]), lambda_, uh.Gating(*gatings[1]), np.eye(rows))
+    xs = random.standard_normal((64, 16, d))
+    values, keys, queries = random.standard_normal((3, d, d)) / np.sqrt(d)
+    scores = np.einsum("btk,bsk->bts", xs @ queries.T, xs @ keys.T)
+    scores = np.where(np.tril(np.ones((16, 16), bool)), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    ys = (weights / weights.sum(axis=-1, keepdims=True)) @ xs @ values.T
+    features = read(draft)(xs).reshape(-1, rows)
+    readout, *_ = np.linalg.lstsq(features, ys.reshape(-1, d), rcond=None)
+    return _rebuilt(draft, readout=readout.T)
+
+
+DEFECTS = (
+    "one memory λ at 0.99",
+    "memory×memory of 1 %",
+    "linear term of 1 %",
+    "one gating weight 1 % off",
+)
+
+
+def negatives(count: int) -> dict[str, Any]:
+    """Networks that are not linear attention, and one-weight changes that must be called what they then are."""
+    kinds = ("random gated RNN", "fitted to softmax", *DEFECTS, *DEFECTS, "random lstm", "random gru")
+    table: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
+    wrong = []
+    for seed in range(count):
+        kind, random = kinds[seed % len(kinds)], np.random.default_rng(seed)
+        d, was = int(random.integers(2, 7)), None
+        if kind == "random gated RNN":
+            network: Any = uh.make_model("gated-rnn", d, hidden=int(random.integers(5, 60)), seed=seed)
+        elif kind == "fitted to softmax":
+            network = fitted_to_softmax(seed)
+        elif kind in DEFECTS:
+            was = uh.random_attention(d, seed=seed)
+            base = uh.compile(was, to=TARGETS[seed % 3]).model
+            network = spoil(uh.disguise(base, seed=seed) if random.random() < 0.5 else base, kind, random)
+        else:
+            network = uh.make_model(kind.split()[1], 3, hidden=16, layers=1 + seed % 2, seed=seed)
+        found = uh.decompile(network)
+        answer = found.verdict
+        if kind == "one gating weight 1 % off":
+            answer, bad = _after_one_weight(found, was)
+        else:
+            bad = found.verdict == "linear-attention" or not found.reason
+        table[kind][answer] += 1
+        if bad:
+            wrong.append({"seed": seed, "kind": kind, "verdict": found.verdict, "reason": found.reason})
+    return {"networks": count, "verdicts": {kind: dict(row) for kind, row in table.items()}, "wrong": wrong}
+
+
+def _after_one_weight(found: uh.Found, was: uh.LinearAttention | None) -> tuple[str, bool]:
+    """Called the head it was only where the weight had no effect on the function."""
+    assert was is not None
+    if found.verdict != "linear-attention":
+        return found.verdict, False
+    assert found.tensor is not None and found.attention is not None
+    moved = relative(found.tensor, tensor_of(was))
+    as_it_was = relative(tensor_of(found.attention), tensor_of(was)) < 0.1 * moved
+    if moved < 1e-12:
+        return "linear-attention, the weight had no effect", False
+    return f"linear-attention, {'one other head' if found.heads == 1 else 'more heads'}", as_it_was
+
+
+def worst_error(network: Any, attention: Any, bound: float, horizon: int, random: np.random.Generator) -> float:
+    """The largest |y_network − y_attention| that random search and gradient ascent on the inputs find."""
+    d = network.d
+    with precision_of(network):
+
+        def gap(xs: jax.Array) -> jax.Array:
+            return jnp.max(jnp.abs(network(xs) - attention(xs)))
+
+        value, gradient = jax.jit(jax.vmap(gap)), jax.jit(jax.vmap(jax.grad(gap)))
+        corners = bound * random.choice([-1.0, 1.0], (24, horizon, d))
+        repeated = np.repeat(bound * random.choice([-1.0, 1.0], (24, 1, d)), horizon, axis=1)
+        inside = random.uniform(-bound, bound, (16, horizon, d))
+        xs = np.concatenate([corners, repeated, inside])
+        values = np.asarray(value(xs))
+        worst = float(values.max())
+        xs = xs[np.argsort(-values)[:16]]
+        for step in 2.0 * bound * 0.7 ** np.arange(16):
+            xs = np.clip(xs + step * np.sign(np.asarray(gradient(xs))), -bound, bound)
+            worst = max(worst, float(np.asarray(value(xs)).max()))
+    return worst
+
+
+def certificates(count: int) -> dict[str, Any]:
+    """Bounds against the worst error found, on exact, faded and noisy networks."""
+    rows, bound, horizon = [], 2.0, 32
+    for seed in range(count):
+        random, kind = np.random.default_rng(seed), ("exact", "faded", "noisy")[seed % 3]
+        attention = uh.random_attention(int(random.integers(2, 7)), heads=int(random.integers(1, 3)), seed=seed)
+        network = uh.compile(attention, to=TARGETS[seed // 3 % 3]).model
+        if random.random() < 0.5:
+            network = uh.disguise(network, seed=seed)
+        size = 10.0 ** random.uniform(-9, -5.5)
+        if kind != "exact":
+            lambda_ = np.asarray(network.lambda_)
+            network = _rebuilt(network, lambda_=np.abs(lambda_ - size * random.random(len(lambda_))))
+        if kind == "noisy":
+            readout = np.asarray(network.readout)
+            branch = np.asarray(network.input_gating.w_m)
+            network = _rebuilt(
+                network,
+                readout=readout * (1 + size * random.standard_normal(readout.shape)),
+                w_m=branch + size * random.standard_normal(branch.shape),
+            )
+        found = uh.decompile(network, input_bound=bound, horizon=horizon, tolerance=1e-3)
+        if found.certificate is None:
+            continue
+        worst = worst_error(network, found.attention, bound, horizon, random)
+        rows.append((kind, found.certificate.max_abs_error, worst))
+    ratios = np.array([certified / worst if worst else np.inf for _, certified, worst in rows])
+    by_kind = {
+        kind: float(np.median(ratios[[row[0] == kind for row in rows]])) for kind in ("exact", "faded", "noisy")
+    }
+    return {
+        "networks": len(rows),
+        "below_the_worst_error": int(np.sum([certified < worst for _, certified, worst in rows])),
+        "within_a_factor_100": float(np.mean(ratios <= 100)),
+        "median_ratio": float(np.median(ratios)),
+        "largest_ratio": float(ratios.max()),
+        "median_ratio_by_kind": by_kind,
+    }
+
+
+def trained(name: str, steps: int) -> Any:
+    """A stack fitted to an attention teacher for a while, as in Section 3.3."""
+    teacher = uh.random_attention(4, seed=0)
+    network = uh.make_model(name, 4, hidden=48, seed=0)
+    student = jax.vmap(lambda xs: teacher(xs))
+    optimiser = optax.adam(3e-3)
+    state = optimiser.init(eqx.filter(network, eqx.is_inexact_array))
+
+    @eqx.filter_jit
+    def step(network: Any, state: Any, key: Any) -> tuple[Any, Any]:
+        xs = jax.random.normal(key, (64, 32, 4))
+        ys = student(xs).astype(jnp.float32)
+        gradient = eqx.filter_grad(lambda model: jnp.mean((jax.vmap(model)(xs) - ys) ** 2))(network)
+        updates, state = optimiser.update(gradient, state)
+        return eqx.apply_updates(network, updates), state
+
+    for key in jax.random.split(jax.random.key(0), steps):
+        network, state = step(network, state, key)
+    return network
+
+
+def probing(count: int) -> dict[str, Any]:
+    """R² of compiled LSTM, GRU and LRU networks, and of trained ones from three seeds."""
+    compiled: dict[str, float] = {}
+    for target in ("lstm", "lru", "lru-in-out", "lru-in-skip", "gru"):
+        worst = 1.0
+        for seed in range(max(1, count // 100)):
+            attention = uh.random_attention(2 + seed % 4, heads=1 + seed % 2, seed=seed)
+            found = uh.probe(uh.compile(attention, to=target).model, attention.d, seed=seed)
+            worst = min(worst, found.r2 if found.verdict == "linear-attention" else -np.inf)
+        compiled[target] = worst
+    spread = {}
+    for name in ("lstm", "gru"):
+        network = trained(name, 400)
+        values = [uh.probe(network, 4, seed=seed).r2 for seed in range(3)]
+        spread[name] = {"r2": values, "spread": max(values) - min(values)}
+    return {"least_r2_of_compiled": compiled, "trained": spread}
+
+
+def speed(_: int) -> dict[str, Any]:
+    """1000 hidden neurons at d = 10: a random network, and a disguised attention of that size."""
+    random_network = uh.make_model("gated-rnn", 10, hidden=1000, dtype=np.float64)
+    reading = read(random_network)
+    instantaneous(reading)  # the index map of the monomials is made once a process
+    start = time.perf_counter()
+    instantaneous(read(random_network))
+    polynomial = time.perf_counter() - start
+    start = time.perf_counter()
+    uh.decompile(random_network)
+    whole = time.perf_counter() - start
+    network = uh.compile(uh.random_attention(10, heads=7, seed=0), to="gated-rnn").model
+    while network.hidden < 1000:
+        network = uh.disguise(network, seed=1)
+    start = time.perf_counter()
+    found = uh.decompile(network)
+    attention = time.perf_counter() - start
+    return {
+        "polynomial_seconds": polynomial,
+        "random_network_seconds": whole,
+        "disguised_attention_seconds": attention,
+        "disguised_attention_sizes": [network.hidden, network.pre_readout],
+        "disguised_attention_verdict": found.verdict,
+        "disguised_attention_heads": found.heads,
+    }
+
+
+PARTS = {
+    "positives": (positives, 500),
+    "negatives": (negatives, 500),
+    "certificates": (certificates, 200),
+    "probe": (probing, 500),
+    "speed": (speed, 1),
+}
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS))
+    parser.add_argument("--count", type=int, help="networks; as many as promised unless given")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args(arguments)
+    record = json.loads(options.out.read_text()) if options.out.exists() else {}
+    for name in options.part:
+        part, promised = PARTS[name]
+        start = time.perf_counter()
+        record[name] = {**part(options.count or promised), "seconds": round(time.perf_counter() - start, 1)}
+        print(name, json.dumps(record[name]), flush=True)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+if __name__ == "__main__":
+    main()
