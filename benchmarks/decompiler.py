@@ -19,7 +19,6 @@ import numpy as np
 import optax
 
 import underhood as uh
-from underhood.arrays import precision_of
 from underhood.cells.linear import dense
 from underhood.identify.forms import read
 from underhood.identify.polynomial import instantaneous
@@ -197,51 +196,98 @@ def _after_one_weight(found: uh.Found, was: uh.LinearAttention | None) -> tuple[
     return f"linear-attention, {'one other head' if found.heads == 1 else 'more heads'}", as_it_was
 
 
-def worst_error(network: Any, attention: Any, bound: float, horizon: int, random: np.random.Generator) -> float:
+SEARCH_D, SEARCH_HIDDEN, SEARCH_ROWS = 6, 160, 240  # padded with zeros, so that jax compiles the search once
+
+
+@jax.jit
+@jax.vmap
+@jax.grad
+def _uphill(xs: jax.Array, weights: Any) -> jax.Array:
+    """∂/∂x of the largest gap between a gated RNN and T, for the direction of the ascent only."""
+    ones = jnp.concatenate([xs, jnp.ones((len(xs), 1), xs.dtype)], axis=1)
+    drive = (ones @ weights["w_m"].T) * (ones @ weights["w_x"].T)
+    lags = jnp.arange(len(xs))[::-1, None]
+    states = jnp.sum(weights["lambda_"] ** lags * drive, axis=0)
+    network = weights["readout"] @ ((weights["left"] @ states) * (weights["right"] @ states))
+    attention = jnp.einsum("iabc,ta,tb,c->i", weights["tensor"], xs, xs, xs[-1])
+    return jnp.max(jnp.abs(network - attention))
+
+
+def _padded(array: Any, shape: tuple[int, ...]) -> np.ndarray:
+    array = np.asarray(array, np.float64)
+    out = np.zeros(shape)
+    out[tuple(slice(size) for size in array.shape)] = array
+    return out
+
+
+def _search_weights(network: uh.GatedRNN, attention: uh.LinearAttention) -> dict[str, np.ndarray]:
+    d, n, m = SEARCH_D, SEARCH_HIDDEN, SEARCH_ROWS
+    branches = {}
+    for name, branch in (("w_m", network.input_gating.w_m), ("w_x", network.input_gating.w_x)):
+        array = np.asarray(dense(branch), np.float64)
+        branches[name] = np.concatenate(
+            [_padded(array[:, :-1], (n, d)), _padded(array[:, -1:], (n, 1))], axis=1
+        )
+    return {
+        **branches,
+        "lambda_": _padded(network.lambda_, (n,)),
+        "left": _padded(dense(network.output_gating.w_m), (m, n)),
+        "right": _padded(dense(network.output_gating.w_x), (m, n)),
+        "readout": _padded(dense(network.readout), (d, m)),
+        "tensor": _padded(tensor_of(attention), (d, d, d, d)),
+    }
+
+
+def worst_error(
+    network: uh.GatedRNN, attention: uh.LinearAttention, bound: float, horizon: int, random: np.random.Generator
+) -> float:
     """The largest |y_network − y_attention| that random search and gradient ascent on the inputs find."""
     d = network.d
-    with precision_of(network):
 
-        def gap(xs: jax.Array) -> jax.Array:
-            return jnp.max(jnp.abs(network(xs) - attention(xs)))
+    def gaps(xs: np.ndarray) -> np.ndarray:
+        return np.array([np.abs(network(one) - attention(one)).max() for one in xs])
 
-        value, gradient = jax.jit(jax.vmap(gap)), jax.jit(jax.vmap(jax.grad(gap)))
-        corners = bound * random.choice([-1.0, 1.0], (24, horizon, d))
-        repeated = np.repeat(bound * random.choice([-1.0, 1.0], (24, 1, d)), horizon, axis=1)
-        inside = random.uniform(-bound, bound, (16, horizon, d))
-        xs = np.concatenate([corners, repeated, inside])
-        values = np.asarray(value(xs))
-        worst = float(values.max())
-        xs = xs[np.argsort(-values)[:16]]
-        for step in 2.0 * bound * 0.7 ** np.arange(16):
-            xs = np.clip(xs + step * np.sign(np.asarray(gradient(xs))), -bound, bound)
-            worst = max(worst, float(np.asarray(value(xs)).max()))
+    corners = bound * random.choice([-1.0, 1.0], (24, horizon, d))
+    repeated = np.repeat(bound * random.choice([-1.0, 1.0], (24, 1, d)), horizon, axis=1)
+    inside = random.uniform(-bound, bound, (16, horizon, d))
+    xs = np.concatenate([corners, repeated, inside])
+    values = gaps(xs)
+    worst, xs = float(values.max()), xs[np.argsort(-values)[:16]]
+    with jax.enable_x64(True):
+        weights = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (16, *leaf.shape)), _search_weights(network, attention)
+        )
+        for step in 2.0 * bound * 0.7 ** np.arange(12):
+            slope = np.asarray(_uphill(jnp.asarray(_padded(xs, (16, horizon, SEARCH_D))), weights))[:, :, :d]
+            xs = np.clip(xs + step * np.sign(slope), -bound, bound)
+            worst = max(worst, float(gaps(xs).max()))
     return worst
 
 
 def certificates(count: int) -> dict[str, Any]:
     """Bounds against the worst error found, on exact, faded and noisy networks."""
-    rows, bound, horizon = [], 2.0, 32
+    rows, refused, bound, horizon = [], [], 2.0, 32
     for seed in range(count):
         random, kind = np.random.default_rng(seed), ("exact", "faded", "noisy")[seed % 3]
         attention = uh.random_attention(int(random.integers(2, 7)), heads=int(random.integers(1, 3)), seed=seed)
         network = uh.compile(attention, to=TARGETS[seed // 3 % 3]).model
         if random.random() < 0.5:
             network = uh.disguise(network, seed=seed)
-        size = 10.0 ** random.uniform(-9, -5.5)
+        size = 10.0 ** random.uniform(-7, -5.5)
         if kind != "exact":
             lambda_ = np.asarray(network.lambda_)
             network = _rebuilt(network, lambda_=np.abs(lambda_ - size * random.random(len(lambda_))))
         if kind == "noisy":
-            readout = np.asarray(network.readout)
-            branch = np.asarray(network.input_gating.w_m)
+            readout = np.asarray(dense(network.readout))
+            branch = np.asarray(dense(network.input_gating.w_m))
             network = _rebuilt(
                 network,
                 readout=readout * (1 + size * random.standard_normal(readout.shape)),
                 w_m=branch + size * random.standard_normal(branch.shape),
             )
-        found = uh.decompile(network, input_bound=bound, horizon=horizon, tolerance=1e-3)
+        found = uh.decompile(network, input_bound=bound, horizon=horizon)
         if found.certificate is None:
+            refused.append({"seed": seed, "kind": kind, "reason": found.reason})
             continue
         worst = worst_error(network, found.attention, bound, horizon, random)
         rows.append((kind, found.certificate.max_abs_error, worst))
@@ -251,6 +297,7 @@ def certificates(count: int) -> dict[str, Any]:
     }
     return {
         "networks": len(rows),
+        "without_certificate": refused,
         "below_the_worst_error": int(np.sum([certified < worst for _, certified, worst in rows])),
         "within_a_factor_100": float(np.mean(ratios <= 100)),
         "median_ratio": float(np.median(ratios)),

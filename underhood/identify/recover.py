@@ -132,15 +132,18 @@ def _with_count(tensor: Array, heads: int, tolerance: float, random: np.random.G
     for _ in range(80 if unknowns <= 150 else 24 if unknowns <= 400 else 6):
         values = random.standard_normal((heads, d_out, d)) / np.sqrt(d)
         key_query = random.standard_normal((heads, d, d_query)) / np.sqrt(d)
-        attempt = levenberg(tensor, values, key_query, goal=min(tolerance, 1.0) * 1e-3)
+        attempt = levenberg(tensor, values, key_query, enough=tolerance)
         best = min(best, attempt, key=lambda one: one.residual)
         if best.residual <= tolerance:
             break
     return best
 
 
-def levenberg(tensor: Array, values: Array, key_query: Array, *, goal: float, iterations: int = 200) -> Heads:
-    """Levenberg–Marquardt on sym_ab(V[i,a] M[b,c]) − T from a start."""
+def levenberg(tensor: Array, values: Array, key_query: Array, *, enough: float, iterations: int = 200) -> Heads:
+    """Levenberg–Marquardt on sym_ab(V[i,a] M[b,c]) − T from a start.
+
+    Down to rounding where T allows it; where it is noisy, until no step gains a thousandth within `enough`.
+    """
     rows, columns = pair_indices(tensor.shape[1])
     # Each off-diagonal pair stands for two entries of the symmetric tensor.
     weights = np.where(rows == columns, 1.0, np.sqrt(2.0))
@@ -152,7 +155,7 @@ def levenberg(tensor: Array, values: Array, key_query: Array, *, goal: float, it
         return (here - target).ravel()
 
     residual, damping = residual_of(values, key_query), 1e-2
-    loss, goal = float(residual @ residual), max(goal, LEAST_RESIDUAL)
+    loss = float(residual @ residual)
     for iteration in range(iterations):
         jacobian = _jacobian(values, key_query, weights)
         gradient, normal = jacobian.T @ residual, jacobian.T @ jacobian
@@ -171,7 +174,8 @@ def levenberg(tensor: Array, values: Array, key_query: Array, *, goal: float, it
         gain = 1 - new_loss / loss
         values, key_query, residual, loss = new_values, new_key_query, new_residual, new_loss
         damping = max(damping / 5, 1e-15)
-        if np.sqrt(loss) <= goal * norm or (iteration > 40 and gain < 1e-5):
+        close = np.sqrt(loss) <= enough * norm
+        if np.sqrt(loss) <= LEAST_RESIDUAL * norm or gain < (1e-3 if close else 1e-5 if iteration > 40 else 0):
             break
     return Heads(values, key_query, float(np.sqrt(loss) / norm))
 
