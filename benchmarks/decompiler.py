@@ -57,11 +57,7 @@ def positives(count: int) -> dict[str, Any]:
                 continue  # compact takes invertible values only
             networks += 1
             found = uh.decompile(uh.disguise(network, seed=seed))
-            error = (
-                np.inf
-                if found.attention is None
-                else relative(tensor_of(found.attention), tensor_of(attention))
-            )
+            error = np.inf if found.attention is None else relative(tensor_of(found.attention), tensor_of(attention))
             worst = max(worst, error)
             checks = {
                 "verdict": found.verdict == "linear-attention",
@@ -225,9 +221,7 @@ def _search_weights(network: uh.GatedRNN, attention: uh.LinearAttention) -> dict
     branches = {}
     for name, branch in (("w_m", network.input_gating.w_m), ("w_x", network.input_gating.w_x)):
         array = np.asarray(dense(branch), np.float64)
-        branches[name] = np.concatenate(
-            [_padded(array[:, :-1], (n, d)), _padded(array[:, -1:], (n, 1))], axis=1
-        )
+        branches[name] = np.concatenate([_padded(array[:, :-1], (n, d)), _padded(array[:, -1:], (n, 1))], axis=1)
     return {
         **branches,
         "lambda_": _padded(network.lambda_, (n,)),
@@ -292,9 +286,7 @@ def certificates(count: int) -> dict[str, Any]:
         worst = worst_error(network, found.attention, bound, horizon, random)
         rows.append((kind, found.certificate.max_abs_error, worst))
     ratios = np.array([certified / worst if worst else np.inf for _, certified, worst in rows])
-    by_kind = {
-        kind: float(np.median(ratios[[row[0] == kind for row in rows]])) for kind in ("exact", "faded", "noisy")
-    }
+    by_kind = {kind: float(np.median(ratios[[row[0] == kind for row in rows]])) for kind in ("exact", "faded", "noisy")}
     return {
         "networks": len(rows),
         "without_certificate": refused,

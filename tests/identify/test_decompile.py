@@ -89,9 +89,7 @@ def _in_memory(network: uh.GatedRNN) -> np.ndarray:
     """Memory neurons that hold something and are read."""
     reads = np.abs(network.output_gating.w_m).max(axis=0) + np.abs(network.output_gating.w_x).max(axis=0)
     holds = np.abs(network.input_gating.w_m).max(axis=1) * np.abs(network.input_gating.w_x).max(axis=1)
-    return np.flatnonzero(
-        (np.asarray(network.lambda_) == 1) & (np.asarray(reads) > 0) & (np.asarray(holds) > 0)
-    )
+    return np.flatnonzero((np.asarray(network.lambda_) == 1) & (np.asarray(reads) > 0) & (np.asarray(holds) > 0))
 
 
 @pytest.mark.parametrize("hide", [False, True])

@@ -35,8 +35,7 @@ def _exact(model: uh.GatedRNN, d: int) -> list[dict[tuple[int, ...], Fraction]]:
         np.asarray(model.readout, np.float64), gated(model.output_gating, gated(model.input_gating, variables))
     )
     return [
-        {exponents: Fraction(int(c.p), int(c.q)) for exponents, c in output.to_dict().items()}
-        for output in outputs
+        {exponents: Fraction(int(c.p), int(c.q)) for exponents, c in output.to_dict().items()} for output in outputs
     ]
 
 
@@ -45,9 +44,7 @@ def test_coefficients_are_those_of_exact_arithmetic(d: int, hidden: int) -> None
     model = uh.GatedRNN.random(d=d, hidden=hidden, pre_readout=4, key=jax.random.key(d))
     polynomial = instantaneous(read(model))
     for output, exact in enumerate(_exact(model, d)):
-        found = dict(
-            zip(map(tuple, polynomial.exponents.tolist()), polynomial.coefficients[output], strict=True)
-        )
+        found = dict(zip(map(tuple, polynomial.exponents.tolist()), polynomial.coefficients[output], strict=True))
         assert set(exact) <= set(found)
         largest = max(abs(float(value)) for value in exact.values())
         for exponents, value in found.items():

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 LARGEST_PRINTED = 8  # a wider matrix is for a file, not for a screen
 
 
-def answer(
-    found: Found, *, json: bool, out: Path | None, reduced: Path | None, provenance: dict[str, Any]
-) -> int:
+def answer(found: Found, *, json: bool, out: Path | None, reduced: Path | None, provenance: dict[str, Any]) -> int:
     """Print, write what was asked for, and turn the verdict into the exit code."""
     from underhood.interop.files import save
 
@@ -70,14 +68,10 @@ def _rows(found: Found) -> list[tuple[str, str, str]]:
         ("pre-readout neurons", found.pre_readout_before, found.pre_readout_after),
     ):
         if before is not None:
-            rows.append(
-                (name, f"{before}" if after is None else f"{before} → {after}", "after pruning and merging")
-            )
+            rows.append((name, f"{before}" if after is None else f"{before} → {after}", "after pruning and merging"))
     for kernel in found.kernels[:3]:
         values = ", ".join(f"{value:.2g}" for value in kernel.eigenvalues[:3])
-        rows.append(
-            (f"{len(kernel.rows)} rows, {kernel.needed} needed", values, "largest eigenvalues of their kernel")
-        )
+        rows.append((f"{len(kernel.rows)} rows, {kernel.needed} needed", values, "largest eigenvalues of their kernel"))
     if found.decay is not None:
         rows.append(("decay", ", ".join(f"{one:.6g}" for one in found.decay), "of each head"))
     if found.certificate is not None:

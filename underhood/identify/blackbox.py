@@ -47,9 +47,7 @@ def probe(
     if seed < 0:
         raise UnderhoodError("seed is a whole number from 0 on", seed)
     if not (0 < tolerance < 1 and input_bound > 0):
-        raise UnderhoodError(
-            "tolerance is between 0 and 1, input_bound positive", f"{tolerance}, {input_bound}"
-        )
+        raise UnderhoodError("tolerance is between 0 and 1, input_bound positive", f"{tolerance}, {input_bound}")
     call = as_numpy_function(function, d)
     random = np.random.default_rng(seed)
     features = d * d * (d + 1) // 2
@@ -194,8 +192,6 @@ def _reason(verdict: str, error: float, tolerance: float, heads: int, decay: flo
     if verdict == NOT:
         share = f"{error:.1e} of the output on fresh sequences (tolerance {tolerance:.0e})"
         return f"the best linear attention misses {share}"
-    count = (
-        "one head" if heads == 1 else f"{heads} heads, of which the sum is identifiable and the split is not"
-    )
+    count = "one head" if heads == 1 else f"{heads} heads, of which the sum is identifiable and the split is not"
     fades = f", decay {decay:.6g}" if verdict == DECAYED else ""
     return f"linear attention explains all but {error:.1e} of the output on fresh sequences; {count}{fades}"

@@ -40,9 +40,7 @@ def as_numpy_function(function: Callable[[Any], Any], d: int) -> Callable[[Array
                 "Check --d, or wrap it: lambda xs: ...",
             ) from error
         if ys.ndim != 2 or len(ys) != len(xs):
-            raise UnderhoodError(
-                "the function to probe maps (t, d) to (t, d_out)", f"{xs.shape} mapped to {ys.shape}"
-            )
+            raise UnderhoodError("the function to probe maps (t, d) to (t, d_out)", f"{xs.shape} mapped to {ys.shape}")
         return ys
 
     return lambda batch: _checked_outputs(np.stack([one(xs) for xs in batch]))

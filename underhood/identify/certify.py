@@ -68,9 +68,7 @@ def certify(
     worst = int(np.argmax(terms + fading + rounding))
     # The bound itself is computed in floating point: a part in a million covers that many times over.
     total = float((terms + fading + rounding)[worst]) * (1 + 1e-6)
-    return Certificate(
-        input_bound, horizon, total, float(terms[worst]), float(fading[worst]), float(rounding[worst])
-    )
+    return Certificate(input_bound, horizon, total, float(terms[worst]), float(fading[worst]), float(rounding[worst]))
 
 
 def _powers_sum(lambda_: Array, horizon: int) -> Array:
@@ -239,15 +237,9 @@ def _network_rounding(model: GatedRNN, reading: Reading, bound: float, horizon: 
     readout, count = _magnitude(model.readout)
     product = sizes[0] * sizes[1]
     product_error = errors[0] * sizes[1] + sizes[0] * errors[1] + unit * product
-    through_states = [
-        _slope(reading, row, sizes, (left, right), bound, horizon) @ error for row in reading.readout
-    ]
+    through_states = [_slope(reading, row, sizes, (left, right), bound, horizon) @ error for row in reading.readout]
     second = (left @ error + errors[0]) * (right @ error + errors[1])
-    return (
-        np.array(through_states)
-        + readout @ (product_error + second)
-        + _gamma(count, unit) * (readout @ product)
-    )
+    return np.array(through_states) + readout @ (product_error + second) + _gamma(count, unit) * (readout @ product)
 
 
 def _largest(reading: Reading, weights: Float[Array, "m n"], bound: float, horizon: int) -> Float[Array, " m"]:
@@ -278,9 +270,7 @@ def _slope(
     return np.minimum(gross, net + 1e-12 * gross)
 
 
-def _accumulated(
-    drive: Array, drive_error: Array, lambda_: Array, unit: float, horizon: int
-) -> tuple[Array, Array]:
+def _accumulated(drive: Array, drive_error: Array, lambda_: Array, unit: float, horizon: int) -> tuple[Array, Array]:
     """Error and size of h_T after T steps of h ← λh + drive in floating point."""
     exact = (lambda_ == 0) | (lambda_ == 1)
     # A λ that is neither 0 nor 1 rounds in its own product, and is itself known to a few units only.

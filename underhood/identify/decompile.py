@@ -179,9 +179,7 @@ def _reduced(
         candidates.append(general)
     if structure is not None and heads is not None and structure.signal > 0:
         candidates.append(reduce_attention(reading, structure, heads, products))  # type: ignore[arg-type]
-    candidates = [
-        one for one in candidates if one.hidden <= reading.hidden and one.pre_readout <= reading.pre_readout
-    ]
+    candidates = [one for one in candidates if one.hidden <= reading.hidden and one.pre_readout <= reading.pre_readout]
     if not candidates:
         return {"hidden_after": reading.hidden, "pre_readout_after": reading.pre_readout}
     best = min(candidates, key=lambda one: (one.hidden + one.pre_readout, one.hidden))

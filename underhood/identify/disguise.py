@@ -69,9 +69,7 @@ def disguise(model: Any, *, seed: int = 0) -> Any:
 
 def _weights_of(model: Any) -> _Weights:
     gatings = [
-        dense(branch)
-        for gating in (model.input_gating, model.output_gating)
-        for branch in (gating.w_m, gating.w_x)
+        dense(branch) for gating in (model.input_gating, model.output_gating) for branch in (gating.w_m, gating.w_x)
     ]
     arrays = [*gatings[:2], getattr(model, "nu", np.zeros(model.hidden)), *gatings[2:], dense(model.readout)]
     for array in arrays:

@@ -48,17 +48,13 @@ def _reading(weight: Any, order: Array, scale: Array) -> Array:
     return (array[..., order] / scale).astype(array.dtype)
 
 
-def _disguise_cell(
-    cell: Any, order: Array, scale: Array, random: np.random.Generator
-) -> tuple[Any, Array, Array]:
+def _disguise_cell(cell: Any, order: Array, scale: Array, random: np.random.Generator) -> tuple[Any, Array, Array]:
     """The cell on a changed input; and how its output changed."""
     if isinstance(cell, LSTM | GRU):
         return _gated_cell(cell, order, scale, random)
     if isinstance(cell, LRU):
         return _lru_cell(cell, order, scale, random)
-    raise UnderhoodError(
-        "disguise knows stacks of LSTM, GRU and LRU cells", getattr(cell, "kind", type(cell).__name__)
-    )
+    raise UnderhoodError("disguise knows stacks of LSTM, GRU and LRU cells", getattr(cell, "kind", type(cell).__name__))
 
 
 def _gated_cell(cell: Any, order: Array, scale: Array, random: np.random.Generator) -> tuple[Any, Array, Array]:
@@ -94,10 +90,7 @@ def _lru_cell(cell: LRU, order: Array, scale: Array, random: np.random.Generator
     w_x = np.asarray(dense(cell.output_gating.w_x))[outputs] * factor(sign)[:, None]
     changed = {
         **{name: np.asarray(getattr(cell, name))[neurons] for name in ("nu_log", "theta_log", "gamma_log")},
-        **{
-            name: of_input(getattr(cell, name))[neurons] * factor(size)[:, None]
-            for name in ("b_real", "b_imag")
-        },
+        **{name: of_input(getattr(cell, name))[neurons] * factor(size)[:, None] for name in ("b_real", "b_imag")},
         **{name: _reading(getattr(cell, name), neurons, size) for name in ("c_real", "c_imag")},
         "skip": of_input(cell.skip),
         "output_gating": Gating(w_m[outputs], w_x),

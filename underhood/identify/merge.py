@@ -160,9 +160,7 @@ def _merge_by_rank(terms: Terms, shared: int, tolerance: float) -> Terms:
 
 def _stacked(merged: list[list[Array]], like: Terms) -> Terms:
     shapes = [(0, factor.shape[1]) for factor in like.factors]
-    return Terms(
-        *(np.array(part) if part else np.zeros(shape) for part, shape in zip(merged, shapes, strict=True))
-    )
+    return Terms(*(np.array(part) if part else np.zeros(shape) for part, shape in zip(merged, shapes, strict=True)))
 
 
 @dataclass(frozen=True)

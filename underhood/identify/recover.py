@@ -40,9 +40,7 @@ class Heads:
         return head_tensor(self.values, self.key_query)
 
 
-def head_tensor(
-    values: Float[Array, "h d_out d"], key_query: Float[Array, "h d d_q"]
-) -> Float[Array, "d_out d d d_q"]:
+def head_tensor(values: Float[Array, "h d_out d"], key_query: Float[Array, "h d d_q"]) -> Float[Array, "d_out d d d_q"]:
     """T_i[a,b,c] = Σ_heads sym_ab(W_V[i,a] M[b,c])."""
     plain = np.einsum("hia,hbc->iabc", values, key_query, optimize=True)
     return 0.5 * (plain + np.swapaxes(plain, 1, 2))

@@ -182,9 +182,7 @@ def _head_terms(values: Array, key_query: Array, offset: int, width: int, tolera
     forms = np.zeros((len(basis.values), len(basis.keys), width))
     pairs = d * (d + 1) // 2
     for i, row in enumerate(basis.values):
-        forms[i, :, offset : offset + pairs] = product_forms(
-            np.repeat(row[None], len(basis.keys), 0), basis.keys
-        )
+        forms[i, :, offset : offset + pairs] = product_forms(np.repeat(row[None], len(basis.keys), 0), basis.keys)
     terms: list[tuple[Array, Array, Array]] = []
     o = basis.shared
     for i in range(len(basis.values)):
@@ -271,9 +269,7 @@ def _network(
         ]
     )
     return GatedRNN.from_lambda(
-        Gating(
-            np.concatenate([first, constant[:, :1]], axis=1), np.concatenate([second, constant[:, 1:]], axis=1)
-        ),
+        Gating(np.concatenate([first, constant[:, :1]], axis=1), np.concatenate([second, constant[:, 1:]], axis=1)),
         lambda_,
         Gating(left, right),
         terms.readout.T,

@@ -194,9 +194,7 @@ def _rest(
             chosen = reading.degree == degree
             forms = reading.forms[group][:, chosen]
             for side, weights in enumerate((reading.left, reading.right)):
-                parts[name, kind][side] = (
-                    parts[name, kind][side] + sums[..., chosen] @ (weights[:, group] @ forms).T
-                )
+                parts[name, kind][side] = parts[name, kind][side] + sums[..., chosen] @ (weights[:, group] @ forms).T
 
     def output(first: tuple[str, str], second: tuple[str, str]) -> Array:
         product = parts[first][0] * parts[second][1]
