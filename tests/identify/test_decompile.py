@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import underhood as uh
+from underhood.identify.forms import read
 from underhood.identify.recover import head_tensor
 from underhood.model import as_dtype
 
@@ -34,13 +35,37 @@ def test_disguised_attention_comes_back(figure_1, seed: int) -> None:
     assert found.pre_readout_after is not None and found.pre_readout_after <= network.pre_readout
     assert found.hidden_before is not None and found.hidden_before > network.hidden
     xs = np.random.default_rng(seed).standard_normal((50, attention.d))
-    ys = network(xs)
-    assert np.abs(found.reduced(xs) - ys).max() <= 1e-8 * np.abs(ys).max()
+    ys = read(network)(xs)  # NumPy: one compilation by jax a network would be most of this test
+    assert np.abs(read(found.reduced)(xs) - ys).max() <= 1e-8 * np.abs(ys).max()
     assert (found.reduced.hidden, found.reduced.pre_readout) == (found.hidden_after, found.pre_readout_after)
     if heads == 1:
         r = min(rank or attention.d, attention.d)
         expected = sizes(attention.d, r, r, max(0, 2 * r - attention.d))
         assert (found.hidden_after, found.pre_readout_after) == expected
+
+
+@pytest.mark.parametrize("target", ["gated-rnn", "gated-rnn-compact", "gated-rnn-minimal"])
+@pytest.mark.parametrize("seed", range(4))
+def test_compiled_attention_comes_back_in_no_more_neurons(target: str, seed: int) -> None:
+    rank = None if target == "gated-rnn-compact" else (None, 1, 2, None)[seed]
+    attention = uh.random_attention(2 + seed, heads=1 + seed % 3, rank=rank, seed=seed)
+    network = uh.compile(attention, to=target).model
+    found = uh.decompile(uh.disguise(network, seed=seed))
+    assert found.verdict == "linear-attention"
+    assert found.heads is not None and found.heads <= attention.heads
+    assert found.hidden_after is not None and found.hidden_after <= network.hidden
+    assert found.pre_readout_after is not None and found.pre_readout_after <= network.pre_readout
+    assert found.attention is not None
+    tensor = tensor_of(attention)
+    assert np.linalg.norm(tensor_of(found.attention) - tensor) <= 1e-8 * np.linalg.norm(tensor)
+
+
+def test_attention_of_rank_zero_comes_back_as_silence() -> None:
+    network = uh.compile(uh.random_attention(3, rank=0), to="gated-rnn").model
+    for one in (network, uh.disguise(network, seed=0)):
+        found = uh.decompile(one)
+        assert found.verdict == "linear-attention"
+        assert found.attention is not None and not tensor_of(found.attention).any()
 
 
 def test_rectangular_attention(figure_1) -> None:

@@ -6,7 +6,6 @@ problem on sequences drawn at random finds the best T there is; fresh sequences 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ DECAYS = (0.999, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2,
 
 
 def probe(
-    function: Callable[[Any], Any],
+    function: Any,
     d: int,
     *,
     against: LinearAttention | None = None,

@@ -18,7 +18,7 @@ from underhood.identify.forms import Array
 from underhood.model import AbstractModel
 
 
-def as_numpy_function(function: Callable[[Any], Any], d: int) -> Callable[[Array], Array]:
+def as_numpy_function(function: Any, d: int) -> Callable[[Array], Array]:
     """A function of a batch (b, t, d), checked at each call: outputs (t, d_out), finite numbers."""
     if not callable(function):
         raise UnderhoodError("probe takes a callable from (t, d) to (t, d_out)", type(function).__name__)

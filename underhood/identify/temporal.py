@@ -22,10 +22,11 @@ from underhood.identify.neurons import contributions
 SEQUENCES, LENGTH, SEED = 16, 32, 20230904
 MOST_DECAYS = 8  # more distinct decays than this, each a head of its own, are no longer an answer
 
-# Terms at rounding level in most classes mean that the weights were constructed (or fitted to the end): then
-# what is not attention is meant, however small. Otherwise the weights are noisy, and below a thousandth of
-# the output cannot be told from noise.
-EXACT_NOISE, EXACT_TOLERANCE, NOISY_TOLERANCE = 1e-9, 1e-8, 1e-3
+# Noise puts terms of its own size into six classes at once (memory×memory, query×query, linear parts, …), a single
+# defect into two at most. So where the fifth largest class is at rounding level, the weights were constructed, or
+# fitted to the end, and what is not attention in them is meant, however small. Otherwise they are noisy, and less
+# than a thousandth of the output cannot be told from noise.
+NOISE_RANK, EXACT_NOISE, EXACT_TOLERANCE, NOISY_TOLERANCE = 5, 1e-11, 1e-8, 1e-3
 
 _KINDS = ("constant", "linear", "quadratic")
 
@@ -133,7 +134,7 @@ def _split(
     attended = attention_outputs(tensors, decays, xs)
     rest = _rest(reading, xs, ys, groups, forget, decays, signal)
     deviation = float(np.sqrt(np.mean((ys - attended) ** 2))) / signal if signal else 0.0
-    noise = float(np.median(list(rest.values())))
+    noise = sorted(rest.values())[-NOISE_RANK]
     if tolerance is None:
         tolerance = _tolerance(reading, noise, memory_of, decays)
     return Structure(decays, tensors, tuple(groups), forget, rest, deviation, tolerance, noise, signal)
