@@ -17,6 +17,8 @@ from underhood.errors import UnderhoodError, one_line
 from underhood.identify.forms import Array
 from underhood.model import AbstractModel
 
+PIECE = 256
+
 
 def as_numpy_function(function: Any, d: int) -> Callable[[Array], Array]:
     """A function of a batch (b, t, d), checked at each call: outputs (t, d_out), finite numbers."""
@@ -53,9 +55,13 @@ def _checked_outputs(ys: Array) -> Array:
 
 
 def _batched(model: AbstractModel, batch: Array) -> Array:
-    """Models of this package take a batch at once."""
+    """Models of this package take a batch at once, in pieces of one size, so that jax compiles once."""
+    pieces = -(-len(batch) // PIECE)
+    padded = np.zeros((pieces * PIECE, *batch.shape[1:]))
+    padded[: len(batch)] = batch
     with precision_of(model):
-        return np.asarray(_vmapped(model, jnp.asarray(batch, model.dtype)), np.float64)
+        outputs = [_vmapped(model, jnp.asarray(one, model.dtype)) for one in np.split(padded, pieces)]
+        return np.concatenate([np.asarray(one, np.float64) for one in outputs])[: len(batch)]
 
 
 @eqx.filter_jit
