@@ -238,6 +238,27 @@ def test_noisy_weights_are_read_through_the_noise(figure_1, changed) -> None:
     assert uh.decompile(noisy(3e-3), tolerance=0.5).verdict == "linear-attention"
 
 
+def test_fine_tuning_wins_back_what_merging_cost(figure_1, changed) -> None:
+    network, random = figure_1(uh.random_attention(3, seed=2)), np.random.default_rng(0)
+    readout = np.asarray(network.readout)
+    noisy = changed(network, readout=readout + 1e-4 * random.standard_normal(readout.shape))
+    plain, tuned = uh.decompile(noisy, tolerance=1e-2), uh.decompile(noisy, tolerance=1e-2, fine_tune=True)
+    assert plain.reduced_change is not None and tuned.reduced_change is not None
+    assert tuned.hidden_after == plain.hidden_after
+    assert tuned.reduced_change < plain.reduced_change < 1e-2
+
+
+def test_useless_neurons_are_pruned_from_networks_that_are_not_attention(changed) -> None:
+    network = uh.make_model("gated-rnn", 3, hidden=10, dtype=np.float64, seed=0)
+    left, right = (np.array(branch) for branch in (network.output_gating.w_m, network.output_gating.w_x))
+    left[:, :4] *= 1e-9
+    right[:, :4] *= 1e-9
+    found = uh.decompile(changed(network, left=left, right=right))
+    assert found.verdict == "not-attention"
+    assert found.hidden_after == 6
+    assert found.reduced_change is not None and 0 < found.reduced_change < 1e-6
+
+
 def test_float32_network(figure_1) -> None:
     network = as_dtype(uh.disguise(figure_1(uh.random_attention(4, seed=0)), seed=0), np.float32)
     found = uh.decompile(network)

@@ -29,6 +29,8 @@ class Decompile:
     """The certificate holds for inputs within ± this."""
     horizon: int = 100
     """And for sequences up to this length."""
+    fine_tune: bool = False
+    """Fit the readout of the smallest network again, where merging cost something."""
     seed: int = 0
     """Seed of the random sequences and starts."""
     json: bool = False
@@ -46,6 +48,7 @@ class Decompile:
             tolerance=self.tolerance,
             input_bound=self.input_bound,
             horizon=self.horizon,
+            fine_tune=self.fine_tune,
             seed=self.seed,
         )
         provenance = {"command": "decompile", "network": self.network.name, "verdict": found.verdict}

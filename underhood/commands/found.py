@@ -69,6 +69,8 @@ def _rows(found: Found) -> list[tuple[str, str, str]]:
     ):
         if before is not None:
             rows.append((name, f"{before}" if after is None else f"{before} → {after}", "after pruning and merging"))
+    if found.reduced_change is not None:
+        rows.append(("change of function", f"{found.reduced_change:.2e}", "relative, by pruning and merging"))
     for kernel in found.kernels[:3]:
         values = ", ".join(f"{value:.2g}" for value in kernel.eigenvalues[:3])
         rows.append((f"{len(kernel.rows)} rows, {kernel.needed} needed", values, "largest eigenvalues of their kernel"))

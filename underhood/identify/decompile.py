@@ -9,7 +9,6 @@ import numpy as np
 
 from underhood.attention.linear import LinearAttention
 from underhood.cells.gated_rnn import DenseGatedRNN, GatedRNN
-from underhood.cells.linear import dense
 from underhood.errors import UnderhoodError
 from underhood.identify.blackbox import TOLERANCE as BLACK_BOX_TOLERANCE
 from underhood.identify.blackbox import check_against, probe
@@ -20,8 +19,8 @@ from underhood.identify.neurons import study_neurons
 from underhood.identify.polynomial import Polynomial, distance, instantaneous, of_attention
 from underhood.identify.probes import kv_score, q_score, read_forms_score
 from underhood.identify.recover import Heads, head_tensor, key_and_query, recover_heads
-from underhood.identify.reduce import reduce_attention, reduce_general
-from underhood.identify.temporal import Structure, attention_outputs, find_structure
+from underhood.identify.smallest import find_smallest
+from underhood.identify.temporal import FADING, Structure, attention_outputs, find_structure
 from underhood.model import AbstractModel
 
 INPUT_BOUND, HORIZON = 4.0, 100
@@ -35,6 +34,7 @@ def decompile(
     tolerance: float | None = None,
     input_bound: float = INPUT_BOUND,
     horizon: int = HORIZON,
+    fine_tune: bool = False,
     seed: int = 0,
 ) -> Found:
     """Which linear attention does this network implement, if any?
@@ -66,34 +66,35 @@ def decompile(
     attended = attention_outputs(structure.tensors, structure.decays, xs)
     if attention is not None:
         attended = attention_outputs(np.stack([one.tensor for one in heads]), structure.decays, xs)
+    neurons = study_neurons(reading, xs[:4])
+    smallest = find_smallest(model, reading, structure, heads, neurons, fine_tune=fine_tune)
+    network = smallest.network
     common = {
         "attention": attention,
         "scores": _scores(reading, structure, polynomial, against, attention),
         "r2": _r2(ys, attended),
         "hidden_before": reading.hidden,
+        "hidden_after": reading.hidden if network is None else network.hidden,
         "pre_readout_before": reading.pre_readout,
+        "pre_readout_after": reading.pre_readout if network is None else network.pre_readout,
+        "reduced": network,
+        "reduced_change": smallest.change,
+        "kernels": smallest.kernels,
         "tensor": structure.tensors.sum(axis=0),
         "deviation": structure.deviation,
         "tolerance": structure.tolerance,
         "rest": structure.rest,
-        "neurons": study_neurons(reading, xs[:4]),
+        "neurons": neurons,
         "polynomial": polynomial,
     }
     if not structure.is_attention:
-        return Found(NOT, _why_not(structure), heads=None, **_reduced(model, reading, xs, ys), **common)
+        return Found(NOT, _why_not(reading, structure), heads=None, **common)
     assert attention is not None
     verdict = LINEAR if structure.decays == (1.0,) else DECAYED
     certificate = None
     if isinstance(model, GatedRNN):
         certificate = certify(model, reading, structure, attention, input_bound=input_bound, horizon=horizon)
-    return Found(
-        verdict,
-        _why(structure, attention),
-        heads=attention.heads,
-        certificate=certificate,
-        **_reduced(model, reading, xs, ys, structure, heads),
-        **common,
-    )
+    return Found(verdict, _why(structure, attention), heads=attention.heads, certificate=certificate, **common)
 
 
 def _check(model: Any, against: Any, tolerance: float | None, input_bound: float, horizon: int) -> None:
@@ -160,40 +161,6 @@ def _r2(ys: np.ndarray, predicted: np.ndarray) -> float:
     return 1.0 - float(np.sum((ys - predicted) ** 2)) / total if total else 1.0
 
 
-def _reduced(
-    model: Any,
-    reading: Reading,
-    xs: np.ndarray,
-    ys: np.ndarray,
-    structure: Structure | None = None,
-    heads: list[Heads] | None = None,
-) -> dict[str, Any]:
-    """The smallest network found; never more neurons than there were."""
-    products = None
-    if isinstance(model, GatedRNN):
-        gating = model.input_gating
-        products = tuple(np.asarray(dense(branch), np.float64) for branch in (gating.w_m, gating.w_x))
-    candidates, kernels = [], []
-    if products is not None:
-        general, kernels = reduce_general(reading, products)  # type: ignore[arg-type]
-        candidates.append(general)
-    if structure is not None and heads is not None and structure.signal > 0:
-        candidates.append(reduce_attention(reading, structure, heads, products))  # type: ignore[arg-type]
-    candidates = [one for one in candidates if one.hidden <= reading.hidden and one.pre_readout <= reading.pre_readout]
-    if not candidates:
-        return {"hidden_after": reading.hidden, "pre_readout_after": reading.pre_readout}
-    best = min(candidates, key=lambda one: (one.hidden + one.pre_readout, one.hidden))
-    scale = float(np.sqrt(np.mean(ys**2))) or 1.0
-    change = float(np.sqrt(np.mean((read(best)(xs) - ys) ** 2))) / scale
-    return {
-        "hidden_after": best.hidden,
-        "pre_readout_after": best.pre_readout,
-        "reduced": best,
-        "reduced_change": change,
-        "kernels": tuple(kernels),
-    }
-
-
 def _why(structure: Structure, attention: LinearAttention) -> str:
     if structure.signal == 0:
         return "the output is zero for every input: attention with zero weights"
@@ -208,10 +175,14 @@ def _why(structure: Structure, attention: LinearAttention) -> str:
     return f"{kind}; {split}{fades}"
 
 
-def _why_not(structure: Structure) -> str:
+def _why_not(reading: Reading, structure: Structure) -> str:
     name, size = structure.largest_rest()
     share = f"{structure.deviation:.1e} of the output is not attention's (tolerance {structure.tolerance:.0e})"
-    return f"{share}; most of it: {name}, {size:.1e}"
+    detail = f"{name}, {size:.1e} of it"
+    if name == FADING:
+        rates = np.unique(np.round(np.abs(reading.lambda_), 6))
+        detail = f"{FADING}: {len(rates)} values of λ between {rates.min():g} and {rates.max():g}"
+    return f"{share}; most of all {detail}"
 
 
 def _listed(values: tuple[float, ...]) -> str:

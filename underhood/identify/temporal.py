@@ -28,6 +28,7 @@ MOST_DECAYS = 8  # more distinct decays than this, each a head of its own, are n
 # than a thousandth of the output cannot be told from noise.
 NOISE_RANK, EXACT_NOISE, EXACT_TOLERANCE, NOISY_TOLERANCE = 5, 1e-11, 1e-8, 1e-3
 
+FADING = "memory that fades at its own rate"
 _KINDS = ("constant", "linear", "quadratic")
 
 
@@ -213,7 +214,7 @@ def _rest(
             name = _class_name(first, second)
             if name:
                 classes[name] = classes.get(name, 0.0) + value
-    classes["memory that fades at its own rate"] = ys - snapped
+    classes[FADING] = ys - snapped
     scale = signal or 1.0
     return {name: float(np.sqrt(np.mean(np.abs(value) ** 2))) / scale for name, value in classes.items()}
 
