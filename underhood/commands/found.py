@@ -10,6 +10,7 @@ from underhood.commands.output import ANSWER_IS_NO, DONE, note, print_json
 if TYPE_CHECKING:
     from underhood.identify.found import Found
 
+ROUNDING = 1e-12  # terms below it tell a reader nothing
 LARGEST_PRINTED = 8  # a wider matrix is for a file, not for a screen
 
 
@@ -50,7 +51,8 @@ def _rows(found: Found) -> list[tuple[str, str, str]]:
     rows = [("R²", _r2(found), "of the attention, on fresh sequences")]
     if found.deviation is not None:
         rows.append(("deviation", f"{found.deviation:.2e}", f"of the output; tolerance {found.tolerance:.0e}"))
-    largest = sorted(found.rest.items(), key=lambda item: -item[1])[:3]
+    shown = [item for item in found.rest.items() if item[1] > ROUNDING]
+    largest = sorted(shown, key=lambda item: -item[1])[:3]
     rows += [(f"  {name}", f"{size:.2e}", "a term that attention does not have") for name, size in largest]
     for name, value, meaning in (
         ("KV score", found.scores.kv_score, "1 − R² of key-values from memory neurons"),
