@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from underhood.attention.teachers import gradient_descent_attention, random_attention
     from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, Gating, Linear, SparseMatrix, Stack
     from underhood.construct.compile import Compiled, compile
+    from underhood.data import LinearRegression, TeacherStudent
     from underhood.errors import NotConstructible, UnderhoodError
+    from underhood.fit.config import FitConfig
+    from underhood.fit.runs import fit, fit_population
     from underhood.interop.files import load, save
     from underhood.model import make_model
 
@@ -41,6 +44,11 @@ _EXPORTS = {
     "SparseMatrix": "cells",
     "compile": "construct.compile",
     "Compiled": "construct.compile",
+    "TeacherStudent": "data",
+    "LinearRegression": "data",
+    "FitConfig": "fit.config",
+    "fit": "fit.runs",
+    "fit_population": "fit.runs",
     "save": "interop.files",
     "load": "interop.files",
 }
@@ -51,15 +59,20 @@ __all__ = [
     "LSTM",
     "Compiled",
     "DenseGatedRNN",
+    "FitConfig",
     "GatedRNN",
     "Gating",
     "Linear",
     "LinearAttention",
+    "LinearRegression",
     "NotConstructible",
     "SparseMatrix",
     "Stack",
+    "TeacherStudent",
     "UnderhoodError",
     "compile",
+    "fit",
+    "fit_population",
     "gradient_descent_attention",
     "load",
     "make_model",

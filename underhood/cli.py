@@ -14,10 +14,11 @@ from underhood.commands.compile import Compile
 from underhood.commands.output import BAD_INPUT, print_json
 from underhood.commands.reproduce import Reproduce
 from underhood.commands.sample import Sample
+from underhood.commands.train import Train
 from underhood.errors import UnderhoodError, one_line
 
 # One line a command; the name is the class's in lower case.
-COMMANDS: tuple[type, ...] = (Sample, Compile, Reproduce)
+COMMANDS: tuple[type, ...] = (Sample, Compile, Train, Reproduce)
 
 
 def main(arguments: list[str] | None = None) -> int:
