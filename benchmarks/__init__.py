@@ -1,0 +1,1 @@
+"""Measured ratios: `make bench`, or `python -m benchmarks [suite …]`; tables go to results/bench."""
