@@ -1,67 +1,48 @@
 """Eq. 2 for a batch, features first: arrays are (feature, t·b), the recurrence is a product with λ^{t−s}.
 
-Measured at d = 4, n = 100, b = 64, t = 32 on one core (benchmarks/training.py): the scan over a batch with
-features last takes 3.3 ms a training step; with features first 2.7 ms, of which 1.7 ms are the three large
-products at the machine's best rate. What made the difference:
+Measured at d = 4, n = 100, b = 64, t = 32 on one core, a training step without its data: the plain way 5.2 ms, a
+scan over the batch with features last 3.3 ms, this 2.5 ms, of which 1.7 ms are the three large products at
+the machine's best rate. What made the difference:
 
-- all large products then have operands that the compiler's library multiplies without a transposed copy;
-- both branches of a gating lie in rows of their own, so that ⊙ and its derivative run over contiguous memory;
+- all large products have operands that the compiler's library multiplies without a transposed copy;
+- both branches of the output gating lie in rows of their own, so that ⊙ runs over contiguous memory, and the
+  derivative of both is one product with the rows swapped;
+- the input gating is one product with Q (quadratic.py);
 - h = Λ g, with Λ[t, s] = λ^{t−s} below the diagonal, is one small product for each neuron: no loop over time.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.cells.gated_rnn import GatedRNN
+from underhood.cells.gated_rnn import GatedRNN, append_one
 from underhood.cells.linear import SparseMatrix
 from underhood.fit.kernels.dispatch import kernel_for
+from underhood.fit.kernels.gated_rnn_last import last_output
+from underhood.fit.kernels.quadratic import MOST_INPUTS, powers, products, quadratic_weights
 
 LONGEST = 128  # Λ takes t² numbers a neuron; beyond this length the model's own scan does less work
 
 
-class Weights(NamedTuple):
-    """The parameters of Eq. 2 as plain arrays."""
-
-    in_m: Float[Array, "n d1"]
-    in_x: Float[Array, "n d1"]
-    nu: Float[Array, " n"]
-    out_m: Float[Array, "m n"]
-    out_x: Float[Array, "m n"]
-    readout: Float[Array, "d_o m"]
-
-
 @kernel_for(GatedRNN)
 def gated_rnn(model: GatedRNN, xs: Float[Array, "b t d"], last: bool) -> Float[Array, "b *t d_o"] | None:
-    weights = Weights(
-        model.input_gating.w_m,
-        model.input_gating.w_x,
-        model.nu,
-        model.output_gating.w_m,
-        model.output_gating.w_x,
-        model.readout,
-    )
-    if any(isinstance(weight, SparseMatrix) for weight in weights) or (xs.shape[1] > LONGEST and not last):
+    into, out = model.input_gating, model.output_gating
+    weights = (into.w_m, into.w_x, out.w_m, out.w_x, model.readout)
+    if any(isinstance(weight, SparseMatrix) for weight in weights):
         return None
-    features = features_first(xs)
+    if xs.shape[1] > LONGEST or model.d > MOST_INPUTS:
+        return None
+    q, w_out = quadratic_weights(into.w_m, into.w_x), jnp.concatenate([out.w_m, out.w_x])
+    extended = append_one(xs)
     if last:
-        return last_output(weights, features).T
-    return jnp.transpose(every_output(weights, features), (2, 1, 0))
-
-
-def features_first(xs: Float[Array, "b t d"]) -> Float[Array, "d1 t b"]:
-    """x̃ = (x, 1) with features first."""
-    ones = jnp.ones((1, xs.shape[1], xs.shape[0]), xs.dtype)
-    return jnp.concatenate([jnp.transpose(xs, (2, 1, 0)), ones])
-
-
-def powers(nu: Float[Array, " n"], t: int) -> Float[Array, "n t"]:
-    """λ^0 … λ^{t−1}, as exp(−k exp(ν)); λ^0 is 1 even where λ is 0."""
-    return jnp.exp(-jnp.exp(nu)[:, None] * jnp.arange(t, dtype=nu.dtype)[None, :])
+        features = products(jnp.transpose(extended, (1, 2, 0)), axis=1)
+        return last_output(q, model.nu, w_out, model.readout, features).T
+    features = products(jnp.transpose(extended, (2, 1, 0)), axis=0)
+    return jnp.transpose(every_output(q, model.nu, w_out, model.readout, features), (2, 1, 0))
 
 
 def power_matrices(nu: Float[Array, " n"], t: int) -> tuple[Float[Array, "n t t"], Float[Array, "n t t"]]:
@@ -83,84 +64,41 @@ def _circulant(rows: Float[Array, "n t2"], t: int) -> Float[Array, "n t t"]:
 
 
 @jax.custom_vjp
-def every_output(w: Weights, xs: Float[Array, "d1 t b"]) -> Float[Array, "d_o t b"]:
+def every_output(
+    q: Float[Array, "n q"],
+    nu: Float[Array, " n"],
+    w_out: Float[Array, "m2 n"],
+    readout: Float[Array, "d_o m"],
+    features: Float[Array, "q t b"],
+) -> Float[Array, "d_o t b"]:
     """y_t for all t."""
-    return _every_forward(w, xs)[0]
+    return _forward(q, nu, w_out, readout, features)[0]
 
 
-def _every_forward(w: Weights, xs: Float[Array, "d1 t b"]) -> tuple[Float[Array, "d_o t b"], Any]:
-    _, t, b = xs.shape
-    flat = xs.reshape(-1, t * b)
-    lower, upper = power_matrices(w.nu, t)
-    in_m, in_x = w.in_m @ flat, w.in_x @ flat
-    h = jnp.matmul(lower, (in_m * in_x).reshape(-1, t, b)).reshape(-1, t * b)
-    out_m, out_x = w.out_m @ h, w.out_x @ h
-    product = out_m * out_x
-    ys = (w.readout @ product).reshape(-1, t, b)
-    return ys, (w, xs, upper, in_m, in_x, h, out_m, out_x, product)
+def _forward(q: Array, nu: Array, w_out: Array, readout: Array, features: Array) -> tuple[Array, Any]:
+    _, t, b = features.shape
+    lower, upper = power_matrices(nu, t)
+    g = (q @ features.reshape(-1, t * b)).reshape(-1, t, b)
+    h = jnp.matmul(lower, g).reshape(-1, t * b)
+    branches = (w_out @ h).reshape(2, -1, t * b)
+    product = branches[0] * branches[1]
+    ys = (readout @ product).reshape(-1, t, b)
+    return ys, (q, nu, w_out, readout, features, upper, h, branches, product)
 
 
-def _every_backward(saved: Any, dys: Float[Array, "d_o t b"]) -> tuple[Weights, Float[Array, "d1 t b"]]:
-    w, xs, upper, in_m, in_x, h, out_m, out_x, product = saved
-    _, t, b = xs.shape
-    flat, dy = xs.reshape(-1, t * b), dys.reshape(-1, t * b)
-    dproduct = w.readout.T @ dy
-    dout_m, dout_x = dproduct * out_x, dproduct * out_m
-    dh = w.out_m.T @ dout_m + w.out_x.T @ dout_x
-    dg = jnp.matmul(upper, dh.reshape(-1, t, b)).reshape(-1, t * b)
-    # dλ = Σ_t dg_t ⊙ h_{t−1}: shifted by a whole step of b columns.
+def _backward(saved: Any, dys: Float[Array, "d_o t b"]) -> tuple[Array, ...]:
+    q, nu, w_out, readout, features, upper, h, branches, product = saved
+    _, t, b = features.shape
+    flat, dy = features.reshape(-1, t * b), dys.reshape(-1, t * b)
+    dproduct = readout.T @ dy
+    dbranches = (jax.lax.rev(branches, (0,)) * dproduct[None]).reshape(w_out.shape[0], t * b)
+    dh = (w_out.T @ dbranches).reshape(-1, t, b)
+    dg = jnp.matmul(upper, dh).reshape(-1, t * b)
+    # dλ = Σ_t dg_t ⊙ h_{t−1}: h shifted by a whole step of b columns.
     before = jnp.pad(h, ((0, 0), (b, 0)))[:, : t * b]
-    dnu = _dlambda_dnu(w.nu) * jnp.sum(dg * before, axis=1)
-    din_m, din_x = dg * in_x, dg * in_m
-    gradient = Weights(din_m @ flat.T, din_x @ flat.T, dnu, dout_m @ h.T, dout_x @ h.T, dy @ product.T)
-    return gradient, (w.in_m.T @ din_m + w.in_x.T @ din_x).reshape(xs.shape)
+    # dλ/dν = −exp(ν) exp(−exp(ν)), as one exponential: for large ν the factors would be ∞ · 0.
+    dnu = -jnp.exp(nu - jnp.exp(nu)) * jnp.sum(dg * before, axis=1)
+    return dg @ flat.T, dnu, dbranches @ h.T, dy @ product.T, (q.T @ dg).reshape(features.shape)
 
 
-every_output.defvjp(_every_forward, _every_backward)
-
-
-@jax.custom_vjp
-def last_output(w: Weights, xs: Float[Array, "d1 t b"]) -> Float[Array, "d_o b"]:
-    """y_T alone: h_T = Σ_t λ^{T−t} ⊙ g_in(x̃_t) in closed form, and one output gating instead of T."""
-    return _last_forward(w, xs)[0]
-
-
-def _last_forward(w: Weights, xs: Float[Array, "d1 t b"]) -> tuple[Float[Array, "d_o b"], Any]:
-    _, t, b = xs.shape
-    flat = xs.reshape(-1, t * b)
-    weight = powers(w.nu, t)[:, ::-1]
-    in_m = (w.in_m @ flat).reshape(-1, t, b)
-    in_x = (w.in_x @ flat).reshape(-1, t, b)
-    h = jnp.sum(weight[:, :, None] * in_m * in_x, axis=1)
-    out_m, out_x = w.out_m @ h, w.out_x @ h
-    product = out_m * out_x
-    return w.readout @ product, (w, xs, weight, in_m, in_x, h, out_m, out_x, product)
-
-
-def _last_backward(saved: Any, dy: Float[Array, "d_o b"]) -> tuple[Weights, Float[Array, "d1 t b"]]:
-    w, xs, weight, in_m, in_x, h, out_m, out_x, product = saved
-    _, t, b = xs.shape
-    flat = xs.reshape(-1, t * b)
-    dproduct = w.readout.T @ dy
-    dout_m, dout_x = dproduct * out_x, dproduct * out_m
-    dh = w.out_m.T @ dout_m + w.out_x.T @ dout_x
-    # λ^k = exp(−k exp(ν)), so d(λ^k)/dν = −k exp(ν) λ^k.
-    lag = jnp.arange(t - 1, -1, -1, dtype=w.nu.dtype)
-    through = jnp.sum(dh[:, None, :] * in_m * in_x, axis=2)
-    dnu = -jnp.exp(w.nu) * jnp.sum(through * _times_power(weight, lag), axis=1)
-    dg = weight[:, :, None] * dh[:, None, :]
-    din_m, din_x = (dg * in_x).reshape(-1, t * b), (dg * in_m).reshape(-1, t * b)
-    gradient = Weights(din_m @ flat.T, din_x @ flat.T, dnu, dout_m @ h.T, dout_x @ h.T, dy @ product.T)
-    return gradient, (w.in_m.T @ din_m + w.in_x.T @ din_x).reshape(xs.shape)
-
-
-last_output.defvjp(_last_forward, _last_backward)
-
-
-def _times_power(weight: Float[Array, "n t"], lag: Float[Array, " t"]) -> Float[Array, "n t"]:
-    return weight * lag[None, :]
-
-
-def _dlambda_dnu(nu: Float[Array, " n"]) -> Float[Array, " n"]:
-    """dλ/dν = −exp(ν) exp(−exp(ν)), as one exponential: for large ν the factors would be ∞ · 0."""
-    return -jnp.exp(nu - jnp.exp(nu))
+every_output.defvjp(_forward, _backward)
