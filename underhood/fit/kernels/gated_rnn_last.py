@@ -29,7 +29,6 @@ def last_output(
 def _forward(q: Array, nu: Array, w_out: Array, readout: Array, features: Array) -> tuple[Array, Any]:
     n, (t, pairs, b) = len(q), features.shape
     weight = jnp.exp(-jnp.exp(nu)[:, None] * _lags(t, nu))  # λ^{T−t}, without a reversal, which is slow
-    q = jax.lax.optimization_barrier(q)  # or it would be computed anew for each step
     p = (weight[:, :, None] * q[:, None, :]).reshape(n, t * pairs)
     h = p @ features.reshape(t * pairs, b)
     branches = (w_out @ h).reshape(2, -1, b)

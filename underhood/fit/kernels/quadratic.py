@@ -24,11 +24,13 @@ def products(xs: Float[Array, "*k"], axis: int) -> Float[Array, "*q"]:
 
 def quadratic_weights(w_m: Float[Array, "n k"], w_x: Float[Array, "n k"]) -> Float[Array, "n q"]:
     """Q: the coefficient of each product, m_i x_j + m_j x_i off the diagonal and m_i x_i on it."""
-    # Columns are picked by products with 0 and 1, which are exact: the derivative of an index would be a scatter.
-    i, j = np.triu_indices(w_m.shape[1])
-    first, second = (jnp.asarray(np.eye(w_m.shape[1])[index].T, w_m.dtype) for index in (i, j))
-    twice = jnp.asarray(i != j, w_m.dtype)[None, :]
-    return (w_m @ first) * (w_x @ second) + twice * (w_m @ second) * (w_x @ first)
+    # All m_i x_j, added up by a product with 0 and 1: an index would have a scatter for its derivative.
+    n, k = w_m.shape
+    i, j = np.triu_indices(k)
+    chosen = np.zeros((k, k, len(i)))
+    chosen[i, j, range(len(i))] = chosen[j, i, range(len(i))] = 1
+    every = (w_m[:, :, None] * w_x[:, None, :]).reshape(n, k * k)
+    return every @ jnp.asarray(chosen.reshape(k * k, -1), w_m.dtype)
 
 
 def powers(nu: Float[Array, " n"], t: int) -> Float[Array, "n t"]:
