@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from underhood.attention.teachers import gradient_descent_attention, random_attention
     from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, Gating, Linear, SparseMatrix, Stack
     from underhood.construct.compile import Compiled, compile
+    from underhood.data import LinearRegression, TeacherStudent
     from underhood.errors import NotConstructible, UnderhoodError
+    from underhood.fit.config import FitConfig
+    from underhood.fit.runs import fit, fit_population
     from underhood.identify.blackbox import probe
     from underhood.identify.decompile import decompile
     from underhood.identify.disguise import disguise
@@ -49,6 +52,11 @@ _EXPORTS = {
     "probe": "identify.blackbox",
     "disguise": "identify.disguise",
     "Found": "identify.found",
+    "TeacherStudent": "data",
+    "LinearRegression": "data",
+    "FitConfig": "fit.config",
+    "fit": "fit.runs",
+    "fit_population": "fit.runs",
     "save": "interop.files",
     "load": "interop.files",
 }
@@ -59,18 +67,23 @@ __all__ = [
     "LSTM",
     "Compiled",
     "DenseGatedRNN",
+    "FitConfig",
     "Found",
     "GatedRNN",
     "Gating",
     "Linear",
     "LinearAttention",
+    "LinearRegression",
     "NotConstructible",
     "SparseMatrix",
     "Stack",
+    "TeacherStudent",
     "UnderhoodError",
     "compile",
     "decompile",
     "disguise",
+    "fit",
+    "fit_population",
     "gradient_descent_attention",
     "load",
     "make_model",

@@ -17,10 +17,19 @@ from underhood.commands.output import BAD_INPUT, print_json
 from underhood.commands.probe import Probe
 from underhood.commands.reproduce import Reproduce
 from underhood.commands.sample import Sample
+from underhood.commands.train import Train
 from underhood.errors import UnderhoodError, one_line
 
 # One line a command; the name is the class's in lower case.
-COMMANDS: tuple[type, ...] = (Sample, Compile, Disguise, Decompile, Probe, Reproduce)
+COMMANDS: tuple[type, ...] = (
+    Sample,
+    Compile,
+    Disguise,
+    Decompile,
+    Probe,
+    Train,
+    Reproduce,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,142 @@
+"""Every fast forward pass against the model taken step by step, in value and in gradient."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import underhood as uh
+from underhood.cells import GRU, LSTM, GatedRNN, Stack
+from underhood.data.task import half_mean_square
+from underhood.fit.kernels import KERNELS, forward
+from underhood.fit.kernels.gated_rnn import LONGEST, power_matrices
+from underhood.fit.kernels.quadratic import MOST_INPUTS, products, quadratic_weights
+from underhood.model import ARCHITECTURES
+
+
+def step_by_step(model, xs, last):
+    """The definition: one step after the other, one sequence after the other."""
+
+    def sequence(x):
+        state, ys = model._initial_state(), []
+        for now in x:
+            state, y = model._step(state, now)
+            ys.append(y)
+        return jnp.stack(ys)
+
+    ys = jnp.stack([sequence(x) for x in xs])
+    return ys[:, -1] if last else ys
+
+
+def disturbed(model, seed):
+    """Every parameter off its special initial value, biases among them."""
+    random = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: leaf + 0.1 * random.normal(size=leaf.shape).astype(leaf.dtype), model, is_leaf=eqx.is_array
+    )
+
+
+def value_and_gradient(apply, model, xs, wanted, last):
+    def loss(arguments):
+        return half_mean_square(apply(arguments[0], arguments[1], last), wanted)
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))((model, xs))
+    return value, jax.tree.leaves(gradient)
+
+
+def compare(model, t, last, dtype, seed=0):
+    """The largest difference of value and gradients, relative to the largest number of each."""
+    with jax.enable_x64(dtype == np.float64):
+        random = np.random.default_rng(seed)
+        xs = jnp.asarray(random.normal(size=(3, t, model.d)), dtype)
+        wanted = jnp.asarray(random.normal(size=(3, model.d_out) if last else (3, t, model.d_out)), dtype)
+        found, found_gradient = value_and_gradient(forward, model, xs, wanted, last)
+        right, right_gradient = value_and_gradient(step_by_step, model, xs, wanted, last)
+        differences = [abs(found - right) / abs(right)]
+        for a, b in zip(found_gradient, right_gradient, strict=True):
+            differences.append(jnp.max(jnp.abs(a - b)) / (jnp.max(jnp.abs(b)) + jnp.finfo(dtype).tiny))
+        return float(max(differences))
+
+
+# Sums of a few thousand products, in another order: a few hundred roundings at most.
+def tolerance(dtype):
+    return 500 * np.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_every_architecture_matches_its_steps(name, last):
+    for dtype in (np.float32, np.float64):
+        model = disturbed(uh.make_model(name, 3, hidden=6, d_out=2, dtype=dtype, seed=1), 2)
+        assert compare(model, 7, last, dtype) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_two_layers_match(name):
+    model = disturbed(uh.make_model(name, 3, hidden=5, layers=2, dtype=np.float64), 2)
+    assert compare(model, 6, False, np.float64) < tolerance(np.float64)
+
+
+@pytest.mark.parametrize("cell", [LSTM, GRU])
+def test_a_cell_without_a_stack_matches(cell):
+    model = disturbed(cell.random(d=3, hidden=5, key=jax.random.key(0)), 1)
+    assert type(model) in KERNELS
+    assert compare(model, 5, True, np.float32) < tolerance(np.float32)
+
+
+@pytest.mark.parametrize("t", [1, 2, 13, 32])
+@pytest.mark.parametrize("last", [False, True])
+def test_the_gated_rnn_matches_at_every_length_with_lambda_at_its_ends(t, last):
+    model = uh.make_model("gated-rnn", 4, hidden=9, d_out=3, dtype=np.float64, seed=t)
+    with jax.enable_x64(True):
+        nu = model.nu.at[:3].set(-40.0).at[3:6].set(7.0)  # λ = 1 and λ = 0, exactly
+    model = eqx.tree_at(lambda m: m.nu, model, nu)
+    assert compare(model, t, last, np.float64) < tolerance(np.float64)
+
+
+def test_lengths_and_sizes_beyond_the_kernel_take_the_model_s_own_scan():
+    for d, t in ((MOST_INPUTS + 1, 3), (2, LONGEST + 1)):
+        model = uh.make_model("gated-rnn", d, hidden=3, dtype=np.float64)
+        assert compare(model, t, False, np.float64) < 100 * tolerance(np.float64)
+
+
+def test_sparse_weights_take_the_model_s_own_scan():
+    model = uh.make_model("gated-rnn", 2, hidden=3)
+    sparse = uh.SparseMatrix.from_dense(np.asarray(model.readout))
+    with_sparse = eqx.tree_at(lambda m: m.readout, model, sparse)
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 2)), jnp.float32)
+    np.testing.assert_allclose(forward(with_sparse, xs), forward(model, xs), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gated-rnn", "lstm", "gru"])
+def test_the_comparison_can_fail(name, monkeypatch):
+    """Negative control: a kernel that is off by one part in 10⁴ in one output is caught."""
+    model = disturbed(uh.make_model(name, 3, hidden=6, seed=1), 2)
+    kernel = KERNELS[type(model)]
+    monkeypatch.setitem(KERNELS, type(model), lambda m, xs, last: kernel(m, xs, last) * (1 + 1e-4))
+    assert compare(model, 7, False, np.float32) > tolerance(np.float32)
+
+
+def test_kernels_are_used():
+    assert {GatedRNN, Stack, LSTM, GRU} <= set(KERNELS)
+
+
+def test_a_gating_is_linear_in_the_products():
+    random = np.random.default_rng(0)
+    w_m, w_x, xs = random.normal(size=(5, 4)), random.normal(size=(5, 4)), random.normal(size=(4, 7))
+    with jax.enable_x64(True):
+        found = quadratic_weights(jnp.asarray(w_m), jnp.asarray(w_x)) @ products(jnp.asarray(xs), axis=0)
+    np.testing.assert_allclose(found, (w_m @ xs) * (w_x @ xs), rtol=1e-12, atol=1e-12)
+
+
+def test_power_matrices():
+    lambda_ = np.array([0.0, 0.3, 1.0])
+    with jax.enable_x64(True):
+        nu = jnp.asarray(uh.GatedRNN.random(d=1, hidden=3, key=jax.random.key(0)).nu, jnp.float64)
+        nu = nu.at[:].set(jnp.asarray([7.0, np.log(-np.log(0.3)), -40.0]))
+        lower, upper = power_matrices(nu, 5)
+    lag = np.arange(5)[:, None] - np.arange(5)[None, :]
+    right = np.where(lag >= 0, lambda_[:, None, None] ** np.maximum(lag, 0), 0)
+    np.testing.assert_allclose(lower, right, atol=1e-15)
+    np.testing.assert_allclose(upper, np.swapaxes(right, 1, 2), atol=1e-15)

@@ -1,0 +1,99 @@
+"""Section 4: in-context linear regression: (x_1, W*x_1) … (x_T, W*x_T), (x, 0) → W*x.
+
+One step of gradient descent from W = 0, ŷ = η Σ_t y_t (x_t · x), is best at η* = 1/(T + d_x − 1/5), where it
+costs ½ σ_W² d_x (1 − η* T) a coordinate (Appendix C.2). The −1/5 is the fourth moment of the uniform
+distribution, 9/5, less the Gaussian one's two pairings: Σ_t E[x⁴] + T(T−1) + T(d_x−1) = T (T + d_x − 1/5).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from underhood.attention.linear import LinearAttention
+from underhood.attention.teachers import gradient_descent_attention
+from underhood.data.task import TASKS, AbstractTask, Batch
+from underhood.errors import UnderhoodError
+
+SQRT_3 = 3.0**0.5  # uniform on (−√3, √3) has variance 1
+
+
+class LinearRegression(AbstractTask):
+    """Each sequence is a task: W* ~ N(0, 1/d_x), x uniform with variance 1; validation tasks N(0, 2/d_x)."""
+
+    name: ClassVar[str] = "linear-regression"
+    last_only: ClassVar[bool] = True
+
+    examples: int = 12
+    d_x: int = 3
+    d_y: int = 3
+
+    def __check_init__(self) -> None:
+        for name in ("examples", "d_x", "d_y"):
+            if getattr(self, name) < 1:
+                raise UnderhoodError(f"{name} is a whole number from 1 on", getattr(self, name))
+
+    @property
+    def d(self) -> int:
+        return self.d_x + self.d_y
+
+    @property
+    def d_out(self) -> int:
+        return self.d_y
+
+    @property
+    def steps(self) -> int:
+        return self.examples + 1
+
+    def batch(self, key: Array, size: int, *, validation: bool = False, dtype: Any = jnp.float32) -> Batch:
+        # One draw for x and W*, as a draw costs more in calls than in numbers: u is uniform on (−1, 1), and
+        # √2 erf⁻¹(u) is normal.
+        lowest = jnp.nextafter(jnp.asarray(-1, dtype), jnp.asarray(0, dtype))
+        u = jax.random.uniform(key, (size, (self.steps + self.d_y) * self.d_x), dtype, minval=lowest, maxval=1)
+        x = SQRT_3 * u[:, : self.steps * self.d_x].reshape(size, self.steps, self.d_x)
+        spread = (2 * self.w_variance(validation=validation)) ** 0.5
+        w_star = spread * jax.lax.erf_inv(u[:, self.steps * self.d_x :]).reshape(size, self.d_y, self.d_x)
+        # The small sum is written out: as a batched product of 3×3 matrices it takes the compiler's slow road.
+        y = sum(w_star[:, None, :, j] * x[:, :, None, j] for j in range(self.d_x))
+        shown = jnp.concatenate([y[:, :-1], jnp.zeros_like(y[:, -1:])], axis=1)
+        return jnp.concatenate([x, shown], axis=-1), y[:, -1]
+
+    def settings(self) -> dict[str, Any]:
+        return {"task": self.name, "examples": self.examples, "d_x": self.d_x, "d_y": self.d_y}
+
+    def w_variance(self, *, validation: bool = False) -> float:
+        """σ_W² of the entries of W*."""
+        return (2.0 if validation else 1.0) / self.d_x
+
+    @property
+    def optimal_eta(self) -> float:
+        """η* = 1/(T + d_x − 1/5) (Eq. 36)."""
+        return 1.0 / (self.examples + self.d_x - 0.2)
+
+    def gradient_descent_loss(self, eta: float, *, validation: bool = False) -> float:
+        """½ σ_W² Tr E[(I − η X Xᵀ)²] a coordinate: the loss of one step with rate η, exactly."""
+        t, d_x = self.examples, self.d_x
+        trace = d_x * (1 - 2 * eta * t + eta**2 * t * (t + d_x - 0.2))
+        return 0.5 * self.w_variance(validation=validation) * trace
+
+    def optimal_loss(self, *, validation: bool = False) -> float:
+        """The loss of one step with η*: 7/74 for T = 12 and d_x = 3, twice that on validation tasks."""
+        return self.gradient_descent_loss(self.optimal_eta, validation=validation)
+
+    def optimal_attention(self) -> LinearAttention:
+        """The attention that takes the optimal step (Eq. 4)."""
+        return gradient_descent_attention(self.d_x, self.d_y, self.optimal_eta)
+
+    def optimal_prediction(self, xs: Float[Array, "b t d"]) -> Float[Array, "b d_y"]:
+        """ŷ = η* Σ_t y_t (x_t · x) for a batch."""
+        x, y = xs[..., : self.d_x], xs[..., self.d_x :]
+        return self.optimal_eta * jnp.einsum("bty,btx,bx->by", y[:, :-1], x[:, :-1], x[:, -1])
+
+
+@TASKS.register("linear-regression")
+def linear_regression(*, examples: int = 12, d_x: int = 3, d_y: int = 3, **_: Any) -> LinearRegression:
+    """The sizes of Section 4 unless given."""
+    return LinearRegression(examples, d_x, d_y)

@@ -1,0 +1,87 @@
+"""What a network is asked to do: sequences in, the outputs wanted of it, and how far off it is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from underhood.registry import Registry
+
+Batch = tuple[Float[Array, "b t d"], Float[Array, "b *t d_o"]]
+
+# name → function(**flags of the command line) that makes the task.
+TASKS: Registry[Callable[..., AbstractTask]] = Registry("task")
+
+
+class AbstractTask(eqx.Module):
+    """Draws fresh sequences; `last_only` tasks read the output at the last step, the others at every step.
+
+    A batch is a function of its key alone: step s of a run with seed k draws from `batch_key(k, s)`, so that a
+    run that is stopped and resumed sees the sequences it would have seen, and each of them once.
+    """
+
+    name: ClassVar[str]
+    last_only: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def d(self) -> int:
+        """Size of one input."""
+
+    @property
+    @abstractmethod
+    def d_out(self) -> int:
+        """Size of the output that is asked for."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Time steps of one sequence."""
+
+    @abstractmethod
+    def batch(self, key: Array, size: int, *, validation: bool = False, dtype: Any = jnp.float32) -> Batch:
+        """`size` fresh sequences and the outputs wanted; from the validation distribution if there is one."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What the run folder keeps of the task: plain JSON that tells it from any other."""
+
+
+def half_mean_square(outputs: Float[Array, "b *t d_model"], wanted: Float[Array, "b *t d_o"]) -> Float[Array, ""]:
+    """½ · mean over batch, time and output coordinates of (ŷ − y)², the paper's convention (docs/fidelity.md).
+
+    A network that gives the whole element (x, y), as Eq. 4's attention does, is read in its last coordinates.
+    """
+    error = outputs[..., -wanted.shape[-1] :] - wanted
+    return 0.5 * jnp.mean(error * error)
+
+
+# Streams that never meet: what a run trains on, and what it is tested on.
+TRAINING, HELD_OUT, VALIDATION = range(3)
+
+
+def stream_key(seed: int | Array, stream: int) -> Array:
+    """The random stream of one seed for one use."""
+    return jax.random.fold_in(jax.random.key(seed), stream)
+
+
+def draw(
+    task: AbstractTask, seed: int, size: int, *, stream: int = HELD_OUT, part: int = 0, dtype: Any = np.float64
+) -> tuple[np.ndarray, np.ndarray]:
+    """`size` sequences for analysis, as NumPy arrays; `part` 0, 1, 2 … are fresh ones of the same stream."""
+    with jax.enable_x64(np.dtype(dtype) == np.float64):
+        key = jax.random.fold_in(stream_key(seed, stream), part)
+        xs, ys = _drawn(task, key, size, stream == VALIDATION, np.dtype(dtype).name)
+        return np.asarray(xs), np.asarray(ys)
+
+
+@eqx.filter_jit
+def _drawn(task: AbstractTask, key: Array, size: int, validation: bool, dtype: str) -> Batch:
+    return task.batch(key, size, validation=validation, dtype=dtype)

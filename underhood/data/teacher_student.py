@@ -1,0 +1,60 @@
+"""Section 3: a student is to give what a linear self-attention gives, at every step: y_t of Eq. 1."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from underhood.attention.linear import LinearAttention, _naive
+from underhood.attention.teachers import random_attention
+from underhood.data.task import TASKS, AbstractTask, Batch
+from underhood.errors import UnderhoodError
+from underhood.model import as_dtype
+
+
+class TeacherStudent(AbstractTask):
+    """x_t ~ N(0, 1) entries, y_t = teacher(x_1 … x_t), sequences of 32 (Appendix B.1)."""
+
+    name: ClassVar[str] = "teacher-student"
+
+    teacher: LinearAttention
+    length: int = 32
+
+    def __check_init__(self) -> None:
+        if self.length < 1:
+            raise UnderhoodError("a sequence has one step or more", f"length {self.length}")
+
+    @property
+    def d(self) -> int:
+        return self.teacher.d
+
+    @property
+    def d_out(self) -> int:
+        return self.teacher.d_out
+
+    @property
+    def steps(self) -> int:
+        return self.length
+
+    def batch(self, key: Array, size: int, *, validation: bool = False, dtype: Any = jnp.float32) -> Batch:
+        """Training and validation sequences have one distribution here."""
+        xs = jax.random.normal(key, (size, self.length, self.d), dtype)
+        teacher = as_dtype(self.teacher, dtype)
+        return xs, jax.vmap(lambda x: _naive(teacher, x))(xs)
+
+    def settings(self) -> dict[str, Any]:
+        weights = {
+            name: None if weight is None else weight.tolist()
+            for name, weight in vars(self.teacher).items()
+            if name in ("w_value", "w_key", "w_query", "decay")
+        }
+        return {"task": self.name, "length": self.length, "teacher": weights}
+
+
+@TASKS.register("teacher-student")
+def teacher_student(*, d: int = 4, length: int = 32, task_seed: int = 0, **_: Any) -> TeacherStudent:
+    """A random teacher, N(0, 1/d) entries."""
+    return TeacherStudent(random_attention(d, seed=task_seed), length)

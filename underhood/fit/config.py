@@ -1,0 +1,69 @@
+"""How a network is trained: frozen settings, with presets named after the section they come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from underhood.errors import UnderhoodError
+
+PAPER_STEPS = 781_000  # 50,000 examples an epoch in batches of 64 for 1,000 epochs (Appendix B.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class FitConfig:
+    """AdamW with cosine annealing, as in Appendix B.1; everything that decides the result is in here."""
+
+    steps: int = 10_000
+    """Training steps; each draws a fresh batch."""
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    """Where the cosine starts."""
+    final_learning_rate: float = 1e-6
+    """Where it ends."""
+    weight_decay: float = 1e-2
+    """Decoupled decay of all parameters but the recurrent ones. The paper's exponent is lost (docs/fidelity.md)."""
+    seed: int = 0
+    """Seed of the data stream; the network's own seed is chosen where it is made."""
+    log_every: int = 100
+    """Steps to a line of the metrics log, which holds their mean loss."""
+    checkpoint_every: int = 5_000
+    """Steps to a checkpoint."""
+    held_out: int = 4_096
+    """Sequences of the held-out loss, from a stream that training never draws from."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "log_every", "checkpoint_every", "held_out"):
+            if getattr(self, name) < 1:
+                raise UnderhoodError(f"{name} is a whole number from 1 on", getattr(self, name))
+        for name in ("learning_rate", "final_learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise UnderhoodError(f"{name} is a finite number from 0 on", value)
+        if self.learning_rate == 0:
+            raise UnderhoodError("learning_rate is above 0", self.learning_rate)
+        if not 0 <= self.seed < 2**31:
+            raise UnderhoodError("seed is a whole number from 0 to 2³¹ − 1", self.seed)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+# Section 3.1: d = 4, 100 hidden neurons. Decay 1e-1 is what lets useless neurons die within these steps.
+SECTION_3_1 = FitConfig(steps=PAPER_STEPS, weight_decay=1e-1)
+SECTION_3_1_HIDDEN = 100
+
+# Section 3.2 and 3.3 sweep sizes and architectures; "the weight decay is applied in Section 3.1".
+SECTION_3_2 = FitConfig(steps=PAPER_STEPS, weight_decay=0.0)
+SECTION_3_3 = FitConfig(steps=PAPER_STEPS, weight_decay=0.0)
+
+# Section 4.2: in-context regression, 80 hidden neurons, "the same optimization scheme" with fewer steps.
+SECTION_4_2 = FitConfig(steps=300_000, weight_decay=1e-1)
+SECTION_4_2_HIDDEN = 80
+
+PRESETS = {
+    "section-3.1": SECTION_3_1,
+    "section-3.2": SECTION_3_2,
+    "section-3.3": SECTION_3_3,
+    "section-4.2": SECTION_4_2,
+}

@@ -1,0 +1,85 @@
+"""Which batched forward pass a model gets: its kernel, or `jax.vmap` of its own scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from underhood.cells.linear import Linear
+from underhood.model import AbstractModel
+
+# A kernel maps (model, xs (b, t, d), last) to the outputs (b, t, d_out), or (b, d_out) of the last step; it
+# returns None for a model it does not cover, such as one with sparse weights.
+Kernel = Callable[[Any, Float[Array, "b t d"], bool], Float[Array, "b *t d_o"] | None]
+KERNELS: dict[type, Kernel] = {}
+
+# A cell of a stack takes features first: (cell, embedding, xs (d, t, b)) to (d_out, t, b), all steps. The cell
+# reads embedding(xs), or xs where embedding is None.
+CellKernel = Callable[[Any, Linear | None, Float[Array, "d t b"]], Float[Array, "d_o t b"]]
+CELL_KERNELS: dict[type, CellKernel] = {}
+
+
+def kernel_for(kind: type) -> Callable[[Kernel], Kernel]:
+    """Decorator: the kernel of one class of models."""
+
+    def register(kernel: Kernel) -> Kernel:
+        KERNELS[kind] = kernel
+        return kernel
+
+    return register
+
+
+def cell_kernel_for(kind: type) -> Callable[[CellKernel], CellKernel]:
+    """Decorator: the kernel of one class of cells, in a stack or on its own."""
+
+    def register(kernel: CellKernel) -> CellKernel:
+        def alone(cell: Any, xs: Float[Array, "b t d"], last: bool) -> Float[Array, "b *t d_o"]:
+            ys = kernel(cell, None, xs.transpose(2, 1, 0))
+            return ys[:, -1].T if last else ys.transpose(2, 1, 0)
+
+        KERNELS[kind], CELL_KERNELS[kind] = alone, kernel
+        return kernel
+
+    return register
+
+
+def reference(model: AbstractModel, xs: Float[Array, "b t d"], last: bool = False) -> Float[Array, "b *t d_o"]:
+    """The model's own scan, one sequence at a time."""
+    ys = jax.vmap(lambda x: model._scan(x, model._initial_state())[0])(xs)
+    return ys[:, -1] if last else ys
+
+
+def forward(model: AbstractModel, xs: Float[Array, "b t d"], last: bool = False) -> Float[Array, "b *t d_o"]:
+    """The outputs of a batch, at every step or at the last one only."""
+    kernel = KERNELS.get(type(model))
+    outputs = kernel(model, xs, last) if kernel is not None else None
+    return reference(model, xs, last) if outputs is None else outputs
+
+
+def affine(weight: Float[Array, "k d"], bias: Float[Array, " k"], xs: Float[Array, "d *t b"]) -> Float[Array, "k *t b"]:
+    """W x + b, features first, as one product of (W, b) with (x, 1).
+
+    Not for the forward pass, where an addition is as good: the gradient of a bias that is added is a sum over time and
+    batch, for which the compiler's library took 4.4 ms at (32, 64, 256), where the product takes 0.1 ms.
+    """
+    whole = jnp.concatenate([weight, bias[:, None]], axis=1)
+    flat = xs.reshape(xs.shape[0], -1)
+    extended = jnp.concatenate([flat, jnp.ones((1, flat.shape[1]), xs.dtype)])
+    return (whole @ extended).reshape(-1, *xs.shape[1:])
+
+
+def projected(
+    u: Float[Array, "k e"], b: Float[Array, " k"], embedding: Linear | None, xs: Float[Array, "d t b"]
+) -> Float[Array, "k t b"]:
+    """U (E x + e) + b of all steps in one product.
+
+    U E and U e + b come first, as they are small: with d = 4 inputs and 64 neurons that halves the work of an
+    LSTM's training step, since neither the embedded sequence nor its gradient is ever made.
+    """
+    if embedding is None:
+        return affine(u, b, xs)
+    return affine(u @ embedding.weight, u @ embedding.bias + b, xs)

@@ -1,0 +1,272 @@
+"""`fit`: a model, a task and a configuration give a trained network, its history, and a folder to resume from."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from underhood.arrays import precision_of
+from underhood.data.task import AbstractTask
+from underhood.errors import UnderhoodError
+from underhood.fit import adamw
+from underhood.fit.checkpoints import Checkpoint
+from underhood.fit.config import FitConfig
+from underhood.fit.folder import RunFolder
+from underhood.fit.metrics import MemoryLog
+from underhood.fit.population import CHUNK, Loss, Member, Trainer
+from underhood.interop.files import save
+
+# Called after each chunk with the step and the members' latest losses.
+Watcher = Callable[[int, np.ndarray], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One trained network and how it came about."""
+
+    model: Any
+    history: list[dict[str, Any]]
+    path: Path | None
+    member: Member
+    steps: int
+    held_out_loss: float
+    validation_loss: float
+    seconds: float
+    file: Path | None = None
+    interrupted: bool = False
+
+    @property
+    def seed(self) -> int:
+        return self.member.seed
+
+
+def fit(
+    model: Any,
+    task: AbstractTask,
+    config: FitConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    watch: Watcher | None = None,
+    loss: Loss | None = None,
+) -> Run:
+    """Train `model` on `task`; with `out`, in a folder that survives a kill at any moment."""
+    config = config or FitConfig()
+    member = Member(config.seed, config.learning_rate, config.weight_decay)
+    return fit_population([model], [member], task, config, out=out, resume=resume, watch=watch, loss=loss)[0]
+
+
+def fit_population(
+    models: Sequence[Any],
+    members: Sequence[Member],
+    task: AbstractTask,
+    config: FitConfig,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    watch: Watcher | None = None,
+    warn: Callable[[str], None] | None = None,
+    loss: Loss | None = None,
+) -> list[Run]:
+    """Train one model for each member, side by side; `warn` hears of checkpoints that had to be passed over."""
+    _check(models, members, task)
+    folder = None if out is None else RunFolder(Path(out))
+    with precision_of(models[0]), folder.locked() if folder else nullcontext():
+        population = _Population(models, members, task, config, folder, loss)
+        found = folder.open(population.settings(), resume=resume) if folder else None
+        if folder and folder.problems and warn is not None:
+            used = found.path if found else "the start"
+            warn("; ".join(str(problem) for problem in folder.problems) + f" Going on from {used}.")
+        population.begin(found)
+        return population.run(watch)
+
+
+class _Population:
+    """The loop: chunks of steps, then the log, then a checkpoint when it is due."""
+
+    def __init__(self, models, members, task, config, folder: RunFolder | None, loss: Loss | None) -> None:
+        self.models, self.members, self.task, self.config = models, tuple(members), task, config
+        self.folder, self.memory = folder, MemoryLog()
+        self.trainer = Trainer(models[0], task, config, loss)
+        self.step, self.window = 0, np.zeros((len(members), 0))
+
+    @property
+    def log(self) -> Any:
+        return self.folder.log if self.folder else self.memory
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "format": "underhood-run/1",
+            **self.task.settings(),
+            "model": [_fingerprint(model) for model in self.models],
+            "config": self.config.as_dict(),
+            "members": [dataclasses.asdict(member) for member in self.members],
+        }
+
+    def begin(self, found: Checkpoint | None) -> None:
+        self.positions = [adamw.start(adamw.ravel(model).vector) for model in self.models]
+        if found is not None:
+            self.step, self.window = found.step, found.tensors["window"]
+            template = jax.tree.structure(self.positions[0])
+            self.positions = [
+                jax.tree.unflatten(template, [jnp.asarray(leaf) for leaf in _leaves(found, index)])
+                for index in range(len(self.members))
+            ]
+
+    def run(self, watch: Watcher | None) -> list[Run]:
+        began, config = time.perf_counter(), self.config
+        with _deferred_interrupt() as interrupted:
+            while self.step < config.steps and not interrupted.is_set():
+                losses = self._chunk()
+                if watch is not None:
+                    watch(self.step, losses[:, -1])
+                if self.step % config.checkpoint_every == 0 or self.step == config.steps:
+                    self._checkpoint()
+            if self.step % config.checkpoint_every != 0 and self.step < config.steps:
+                self._checkpoint()  # Ctrl-C between two of them
+            return self._finish(time.perf_counter() - began, interrupted.is_set())
+
+    def _chunk(self) -> np.ndarray:
+        """Up to the next line of the log, in one or more chunks; every member is under way before one is awaited."""
+        every = (self.config.log_every, self.config.checkpoint_every)
+        count = min(CHUNK, self.config.steps - self.step, *(e - self.step % e for e in every))
+        started = [
+            self.trainer.advance(at, member, count) for at, member in zip(self.positions, self.members, strict=True)
+        ]
+        losses = np.stack([np.asarray(losses[:count], np.float64) for _, losses in started])
+        self._require_finite(losses)
+        self.positions = [position for position, _ in started]
+        self.step += count
+        self.window = np.concatenate([self.window, losses], axis=1)
+        if self.step % self.config.log_every == 0 or self.step == self.config.steps:
+            for index, member in enumerate(self.members):
+                rate = adamw.learning_rate_at(self.config, self.step) * (
+                    member.learning_rate / self.config.learning_rate
+                )
+                line = {"step": self.step, "seed": member.seed, "member": index}
+                self.log.write({**line, "loss": float(self.window[index].mean()), "learning_rate": rate})
+            self.window = self.window[:, :0]
+        return losses
+
+    def _require_finite(self, losses: np.ndarray) -> None:
+        bad = np.argwhere(~np.isfinite(losses).T)
+        if bad.size == 0:
+            return
+        offset, index = (int(number) for number in bad[0])
+        member = self.members[index]
+        last = self.folder.last_checkpoint if self.folder else None
+        raise UnderhoodError(
+            f"the loss stays a number; it did not at step {self.step + offset + 1} of seed {member.seed} "
+            f"(learning rate {member.learning_rate:g})",
+            str(losses[index, offset]),
+            f"Last good checkpoint: {last or 'none'}. Lower --learning-rate.",
+        )
+
+    def _checkpoint(self) -> None:
+        if self.folder is None:
+            return
+        tensors = {"window": self.window}
+        for index, position in enumerate(self.positions):
+            for number, leaf in enumerate(jax.tree.leaves(position)):
+                tensors[f"{index}.{number}"] = np.asarray(leaf)
+        self.folder.save(self.step, tensors)
+
+    def _finish(self, seconds: float, interrupted: bool) -> list[Run]:
+        seconds = self.folder.add_seconds(seconds) if self.folder else seconds
+        return [self._result(index, seconds, interrupted) for index in range(len(self.members))]
+
+    def _result(self, index: int, seconds: float, interrupted: bool) -> Run:
+        member, position = self.members[index], self.positions[index]
+        done = self.step == self.config.steps
+        run = Run(
+            model=self.trainer.model_at(position),
+            history=[line for line in self.log.lines if line["member"] == index],
+            path=self.folder.path if self.folder else None,
+            member=member,
+            steps=self.step,
+            held_out_loss=self.trainer.held_out_loss(position, member.seed),
+            validation_loss=self.trainer.held_out_loss(position, member.seed, validation=True),
+            seconds=seconds,
+            interrupted=interrupted and not done,
+        )
+        if self.folder is None or not done:
+            return run
+        path = self.folder.path / model_name(self.members, index)
+        return dataclasses.replace(run, file=save(run.model, path, provenance=self._origin(run)))
+
+    def _origin(self, run: Run) -> dict[str, Any]:
+        return {
+            "command": "train",
+            "task": self.task.name,
+            "optimizer": "adamw",
+            "config": self.config.as_dict(),
+            "member": dataclasses.asdict(run.member),
+            "held_out_loss": run.held_out_loss,
+        }
+
+
+def model_name(members: Sequence[Member], index: int) -> str:
+    """By seed where seeds tell members apart, by number otherwise."""
+    seeds = [member.seed for member in members]
+    return f"model-seed-{seeds[index]}.safetensors" if len(set(seeds)) == len(seeds) else f"model-{index}.safetensors"
+
+
+def _leaves(found: Checkpoint, index: int) -> list[np.ndarray]:
+    prefix = f"{index}."
+    names = sorted(
+        (name for name in found.tensors if name.startswith(prefix)), key=lambda name: int(name[len(prefix) :])
+    )
+    return [found.tensors[name] for name in names]
+
+
+def _fingerprint(model: Any) -> dict[str, Any]:
+    """Kind, sizes and initial weights in short: a resumed run must start from the same network."""
+    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(model) if hasattr(leaf, "dtype")]
+    digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()[:16]
+    return {"kind": model.kind, "parameters": model.parameters, "dtype": str(model.dtype), "start": digest}
+
+
+def _check(models: Sequence[Any], members: Sequence[Member], task: AbstractTask) -> None:
+    if not members or len(models) != len(members):
+        raise UnderhoodError("a population has one model for each member", f"{len(models)} and {len(members)}")
+    for model in models:
+        if model.d != task.d:
+            raise UnderhoodError(f"the task {task.name} gives inputs of size {task.d}", f"a model for {model.d}")
+        if model.d_out < task.d_out:
+            raise UnderhoodError(f"the task {task.name} asks for {task.d_out} outputs", f"a model with {model.d_out}")
+    structures = {
+        str(jax.tree.structure(model)) + str([np.shape(x) for x in jax.tree.leaves(model)]) for model in models
+    }
+    if len(structures) > 1:
+        raise UnderhoodError("the members of a population have one architecture and size", f"{len(structures)}")
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[threading.Event]:
+    """Ctrl-C ends the run after the chunk that is under way; a second one ends it at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def handler(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
