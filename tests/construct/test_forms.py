@@ -1,4 +1,4 @@
-"""Forms: the same function from every one, and the counts of PAPER_NOTES against ranks known by design."""
+"""Forms: the same function from every one, and the counts of docs/theory.md against ranks known by design."""
 
 import numpy as np
 import pytest
