@@ -53,6 +53,14 @@ def present_and_past(xs: Float[np.ndarray, "b t d"]) -> Float[np.ndarray, "b t p
     return np.concatenate([np.cumsum(present, axis=1), present], axis=-1)
 
 
+def present_and_past_at_last(xs: Float[np.ndarray, "b t d"]) -> Float[np.ndarray, "b p2"]:
+    """φ of the last step alone, without the steps on the way."""
+    xs = np.concatenate([xs, np.ones((*xs.shape[:-1], 1))], axis=-1)
+    row, column = np.triu_indices(xs.shape[-1])
+    past = np.matmul(xs.transpose(0, 2, 1), xs)[:, row, column]
+    return np.concatenate([past, xs[:, -1, row] * xs[:, -1, column]], axis=-1)
+
+
 def functionals(w_m: np.ndarray, w_x: np.ndarray) -> Float[np.ndarray, "n p"]:
     """(w_m·x̃)(w_x·x̃) as a linear functional of the distinct entries of x̃x̃ᵀ."""
     row, column = np.triu_indices(w_m.shape[1])
@@ -113,14 +121,15 @@ def reduce_data(xs: Any, ys: Any, *, targets_at: str = "every") -> Moments:
         (factor,) = scipy.linalg.qr(block, mode="r", overwrite_a=True, check_finite=False)
         factor = factor[: min(block.shape)]
     reduced, targets = factor[:products, :products], factor[:products, products:]
-    power = float(np.sum(targets**2)) or 1.0
     tensor = np.empty((len(reduced), q, q))
     tensor[:, left, right] = reduced
     tensor[:, right, left] = reduced
     used = np.linalg.norm(reduced, axis=1) > 1e-13 * np.linalg.norm(reduced)
     p = basis.shape[1] // 2
     scales = [float(np.sqrt(np.mean(np.sum(part**2, axis=0)))) or 1.0 for part in (basis[:, :p], basis[:, p:])]
-    unexplained = float(np.sum(factor[products:, products:] ** 2))
+    # Dependent products leave rows in which only targets stand: no network reaches them.
+    unexplained = float(np.sum(factor[products:, products:] ** 2) + np.sum(targets[~used] ** 2))
+    power = float(np.sum(targets[used] ** 2)) or 1.0
     return Moments(tensor[used], targets[used] / power**0.5, basis, *scales, power, unexplained)
 
 
@@ -128,8 +137,8 @@ def _whitening(xs: np.ndarray, targets_at: str) -> tuple[np.ndarray, Any]:
     """φ = basisᵀ φ_w with E[φ_w φ_wᵀ] = 1, and the map from sequences to rows of φ_w."""
 
     def rows_of(xs: np.ndarray) -> np.ndarray:
-        rows = present_and_past(xs)
-        return (rows[:, -1] if targets_at == "last" else rows).reshape(-1, rows.shape[-1])
+        rows = present_and_past_at_last(xs) if targets_at == "last" else present_and_past(xs)
+        return rows.reshape(-1, rows.shape[-1])
 
     sample = rows_of(xs[: max(64, 65536 // xs.shape[1])])
     spread = np.sqrt(np.mean(sample**2, axis=0))
