@@ -41,7 +41,7 @@ class Progress(NamedTuple):
     recent: tuple[float, ...]
     reduced: State | None  # the smallest network so far that met the target, once one has
     pending: tuple[str, ...]  # kinds of neurons that reduction has still to try
-    count: int  # neurons taken away in the trial under way
+    taken: int  # neurons taken away in the trial under way
     budget: int  # iteration at which reduction ends
     best: State | None  # of the starts before this one
 
@@ -239,29 +239,29 @@ class _Run:
         if progress.reduced is None:
             pending = ("pre_readout", "hidden")
             budget = progress.iterations + most
-            progress = progress._replace(reduced=progress.state, pending=pending, recent=(), count=0, budget=budget)
+            progress = progress._replace(reduced=progress.state, pending=pending, recent=(), taken=0, budget=budget)
         while progress.pending and progress.iterations < progress.budget and time.monotonic() < self.deadline:
-            base, kind = progress.reduced, progress.pending[0]
+            base, kind = progress.reduced or progress.state, progress.pending[0]
             wide = len(base.weights.out_m) if kind == "pre_readout" else len(base.weights.lambda_)
-            count = progress.count or max(1, wide // 8)
+            count = progress.taken or max(1, wide // 8)
             if count >= wide - (kind == "hidden"):
-                progress = progress._replace(pending=progress.pending[1:], count=0)
+                progress = progress._replace(pending=progress.pending[1:], taken=0)
                 continue
-            if progress.count == 0 or not progress.recent:
+            if progress.taken == 0 or not progress.recent:
                 trial = without_weakest(base, self.problem, kind, count)
                 decay = COUPLING * trial.loss / max(size(trial.weights), 1e-300)
                 trial = trial._replace(damping=FIRST_DAMPING * trial.loss**0.5, decay=decay, iteration=0)
-                progress = progress._replace(state=trial, recent=(trial.loss,), count=count)
+                progress = progress._replace(state=trial, recent=(trial.loss,), taken=count)
             while not self.met(progress) and not stalled(progress) and progress.state.iteration < 2 * PATIENCE:
                 progress, stop = self.advance(progress)
                 if stop:
                     return progress, "stopped"
             if self.passes(progress.state):
-                progress = progress._replace(reduced=progress.state, recent=(), count=count)
+                progress = progress._replace(reduced=progress.state, recent=(), taken=count)
             elif count > 1:
-                progress = progress._replace(recent=(), count=count // 2)
+                progress = progress._replace(recent=(), taken=count // 2)
             else:
-                progress = progress._replace(pending=progress.pending[1:], recent=(), count=0)
+                progress = progress._replace(pending=progress.pending[1:], recent=(), taken=0)
         return progress, "met"
 
 

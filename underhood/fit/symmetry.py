@@ -13,10 +13,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
 
 from underhood.errors import UnderhoodError
-from underhood.fit.moments import NULL, SLICE, Moments, check_sequences, present_and_past_at_last
+from underhood.fit.moments import NULL, SLICE, Moments, check_sequences, present_and_past_at_last, triangle
 
 
 class Signs(NamedTuple):
@@ -76,8 +75,7 @@ def reduce_symmetric(xs: np.ndarray, ys: np.ndarray, signs: Signs) -> Moments:
             products = rows[:, left[members]] * rows[:, right[members]]
             block = np.concatenate([products, targets[:, wanted]], axis=1) / np.sqrt(len(xs))
             stacked = np.concatenate([factors[c], block])
-            (factor,) = scipy.linalg.qr(stacked, mode="r", overwrite_a=True, check_finite=False)
-            factors[c] = factor[: min(stacked.shape)]
+            factors[c] = triangle(stacked)
     tensors, reduced, explained = [], [], 0.0
     for c, (members, wanted) in groups.items():
         factor = factors[c][: len(members)]
@@ -90,10 +88,8 @@ def reduce_symmetric(xs: np.ndarray, ys: np.ndarray, signs: Signs) -> Moments:
         reduced.append(block)
         explained += float(np.sum(block**2))
     power = explained or 1.0
-    p = basis.shape[1] // 2
-    scales = [float(np.sqrt(np.mean(np.sum(part**2, axis=0)))) or 1.0 for part in (basis[:, :p], basis[:, p:])]
     unexplained = max(float(np.mean(np.sum(ys**2, axis=1))) - explained, 0.0)
-    return Moments(np.concatenate(tensors), np.concatenate(reduced) / power**0.5, basis, *scales, power, unexplained)
+    return Moments(np.concatenate(tensors), np.concatenate(reduced) / power**0.5, basis, power, unexplained)
 
 
 def _whitening(xs: np.ndarray, entry: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
