@@ -21,6 +21,7 @@ from underhood.fit.gauss_newton import FIRST_DAMPING, State, iterate, size, star
 from underhood.fit.moments import check_sequences, reduce_data
 from underhood.fit.problems import FixedLambda, FreeLambda, Problem, draw_weights, outputs_of, to_model
 from underhood.fit.prune import drop_dead, without_weakest
+from underhood.fit.symmetry import Signs, reduce_symmetric
 
 COUPLING = 0.5  # weight decay against loss: 0.3 cancels and stalls, 3 kills neurons that are needed (d=4, 20 seeds)
 SETTLED = 1e-7  # of the targets' power: dead neurons are dropped from here on
@@ -40,7 +41,9 @@ class Progress(NamedTuple):
     recent: tuple[float, ...]
     reduced: State | None  # the smallest network so far that met the target, once one has
     pending: tuple[str, ...]  # kinds of neurons that reduction has still to try
-    count: int  # neurons taken away in the trial under way
+    taken: int  # neurons taken away in the trial under way
+    budget: int  # iteration at which reduction ends
+    best: State | None  # of the starts before this one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +98,7 @@ def fit_levenberg(
     seed: int = 0,
     lambdas: str = "fixed",
     targets_at: str = "every",
+    symmetry: Signs | None = None,
     target_loss: float = 1e-20,
     max_seconds: float = math.inf,
     max_iterations: int = 200,
@@ -107,14 +111,20 @@ def fit_levenberg(
     """A gated RNN for the sequences `xs` (b, t, d) and outputs `ys` (b, t, d_o), or (b, d_o) with targets_at="last".
 
     `lambdas` are fixed to 0 and 1, or free in [0, 1]. `max_iterations` holds for each start. `callback(iteration,
-    loss, damping, restart)` may return True to stop; `checkpoint(progress)` sees what `resume` takes.
+    loss, damping, restart)` may return True to stop; `checkpoint(progress)` sees what `resume` takes. `symmetry`
+    are sign changes of the task to average over, such as `regression_signs(d_x, d_y)`.
     """
     began = time.monotonic()
     xs, ys = check_sequences(xs, ys, targets_at)
     tests = check_sequences(*held_out, targets_at)
     if lambdas not in ("fixed", "free"):
         raise UnderhoodError("lambdas are 'fixed' (to 0 and 1) or 'free'", lambdas)
-    problem = FixedLambda(reduce_data(xs, ys, targets_at=targets_at)) if lambdas == "fixed" else None
+    if symmetry is not None and (targets_at, lambdas) != ("last", "fixed"):
+        raise UnderhoodError("symmetry is averaged over for fixed λ and targets_at='last'", f"{lambdas}, {targets_at}")
+    problem = None
+    if lambdas == "fixed":
+        reduced = reduce_symmetric(xs, ys, symmetry) if symmetry else reduce_data(xs, ys, targets_at=targets_at)
+        problem = FixedLambda(reduced)
     run = _Run(
         problem or FreeLambda(xs, ys, targets_at), tests, targets_at == "last", target_loss, callback, checkpoint
     )
@@ -128,20 +138,18 @@ def fit_levenberg(
             lambda_ = np.abs(lambda_ - random.uniform(0.01, 0.3, size=lambda_.shape))
         # Every third start reads all neurons with both branches: targets with products of two memories need it.
         weights = draw_weights(random, run.problem.d, pre, lambda_, split=restart % 3 != 2)
-        return Progress(start(run.problem, weights), restart, resume.iterations if resume else 0, (), None, (), 0)
+        return Progress(start(run.problem, weights), restart, 0, (), None, (), 0, 0, None)
 
-    progress, best = resume or fresh(0), None
+    progress = resume or fresh(0)
     while True:
         progress, ended = run.descend(progress, max_iterations)
-        if best is None or run.held_out(progress.reduced or progress.state) < run.held_out(best.reduced or best.state):
-            best = progress
         if ended != "stalled" or progress.restart >= restarts:
             break
-        progress = fresh(progress.restart + 1)._replace(iterations=progress.iterations)
+        best = run.better(progress.best, progress.state)
+        progress = fresh(progress.restart + 1)._replace(iterations=progress.iterations, best=best)
     if ended == "met" and prune:
         progress, ended = run.reduce(progress, max_iterations)
-        best = progress
-    state = best.reduced or best.state
+    state = progress.reduced or run.better(progress.best, progress.state)
     model = to_model(run.problem, state.weights, state.readout)
     held_out_loss = run.held_out(state)
     return LevenbergResult(
@@ -178,15 +186,27 @@ class _Run:
         outputs = outputs_of(to_model(self.problem, state.weights, state.readout), self.tests[0], last=self.last)
         return 0.5 * float(np.mean((outputs - self.tests[1]) ** 2))
 
-    def met(self, state: State) -> bool:
-        near = self.problem.half_mean(state.loss) <= self.target
-        return (
-            (near
-            and self.held_out(state) <= MARGIN * self.target)
-            or (near
-            and not state.moved
-            and (self.held_out(state) <= self.target))
-        )
+    def met(self, progress: Progress) -> bool:
+        """Below the target on held-out sequences, and by a margin as long as the loss still falls."""
+        loss, recent = self.problem.half_mean(progress.state.loss), progress.recent
+        if self.at_floor(progress.state, 1e-7):
+            return True
+        if loss > self.target:
+            return False
+        held_out = self.held_out(progress.state)
+        falling = len(recent) < 2 or loss < 0.9 * self.problem.half_mean(recent[-2])
+        return held_out <= (MARGIN if falling else 1.0) * self.target
+
+    def at_floor(self, state: State, share: float) -> bool:
+        """What no network of this kind explains is above the target, and this one has all but reached it."""
+        floor = self.problem.half_mean(0.0)
+        return floor > self.target and self.problem.half_mean(state.loss) <= (1 + share) * floor
+
+    def passes(self, state: State) -> bool:
+        return self.at_floor(state, 1e-5) or self.held_out(state) <= self.target
+
+    def better(self, one: State | None, other: State) -> State:
+        return other if one is None or self.held_out(other) < self.held_out(one) else one
 
     def advance(self, progress: Progress) -> tuple[Progress, bool]:
         """One iteration, told to the callbacks; True if one of them asks to stop or time is over."""
@@ -206,42 +226,42 @@ class _Run:
         """Iterate until the target is met, the start stalls, or the run is stopped."""
         if progress.reduced is not None:
             return progress, "met"
-        while not self.met(progress.state):
+        while not self.met(progress):
             if stalled(progress) or progress.state.iteration >= most:
-                return progress, "met" if self.held_out(progress.state) <= self.target else "stalled"
+                return progress, "met" if self.passes(progress.state) else "stalled"
             progress, stop = self.advance(progress)
             if stop:
-                return progress, "met" if self.met(progress.state) else "stopped"
+                return progress, "met" if self.met(progress) else "stopped"
         return progress, "met"
 
     def reduce(self, progress: Progress, most: int) -> tuple[Progress, str]:
         """Take away the weakest neurons, several at a time and then fewer, as long as the target is met again."""
         if progress.reduced is None:
             pending = ("pre_readout", "hidden")
-            progress = progress._replace(reduced=progress.state, pending=pending, count=0)
-        budget = progress.iterations + most
-        while progress.pending and progress.iterations < budget:
-            base, kind = progress.reduced, progress.pending[0]
+            budget = progress.iterations + most
+            progress = progress._replace(reduced=progress.state, pending=pending, recent=(), taken=0, budget=budget)
+        while progress.pending and progress.iterations < progress.budget and time.monotonic() < self.deadline:
+            base, kind = progress.reduced or progress.state, progress.pending[0]
             wide = len(base.weights.out_m) if kind == "pre_readout" else len(base.weights.lambda_)
-            count = progress.count or max(1, wide // 8)
+            count = progress.taken or max(1, wide // 8)
             if count >= wide - (kind == "hidden"):
-                progress = progress._replace(pending=progress.pending[1:], count=0)
+                progress = progress._replace(pending=progress.pending[1:], taken=0)
                 continue
-            if progress.count == 0 or not progress.recent:
+            if progress.taken == 0 or not progress.recent:
                 trial = without_weakest(base, self.problem, kind, count)
                 decay = COUPLING * trial.loss / max(size(trial.weights), 1e-300)
                 trial = trial._replace(damping=FIRST_DAMPING * trial.loss**0.5, decay=decay, iteration=0)
-                progress = progress._replace(state=trial, recent=(trial.loss,), count=count)
-            while not self.met(progress.state) and not stalled(progress) and progress.state.iteration < 2 * PATIENCE:
+                progress = progress._replace(state=trial, recent=(trial.loss,), taken=count)
+            while not self.met(progress) and not stalled(progress) and progress.state.iteration < 2 * PATIENCE:
                 progress, stop = self.advance(progress)
                 if stop:
                     return progress, "stopped"
-            if self.held_out(progress.state) <= self.target:
-                progress = progress._replace(reduced=progress.state, recent=(), count=count)
+            if self.passes(progress.state):
+                progress = progress._replace(reduced=progress.state, recent=(), taken=count)
             elif count > 1:
-                progress = progress._replace(recent=(), count=count // 2)
+                progress = progress._replace(recent=(), taken=count // 2)
             else:
-                progress = progress._replace(pending=progress.pending[1:], recent=(), count=0)
+                progress = progress._replace(pending=progress.pending[1:], recent=(), taken=0)
         return progress, "met"
 
 

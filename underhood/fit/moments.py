@@ -31,8 +31,6 @@ class Moments(NamedTuple):
     tensor: Float[np.ndarray, "r q q"]
     targets: Float[np.ndarray, "r d_o"]
     basis: Float[np.ndarray, "q p2"]
-    memory_scale: float
-    forget_scale: float
     power: float
     unexplained: float
 
@@ -40,9 +38,22 @@ class Moments(NamedTuple):
     def d(self) -> int:
         return round((self.basis.shape[1] + 0.25) ** 0.5 - 1.5)
 
+    @property
+    def scales(self) -> tuple[float, float]:
+        """How long functionals of unit weights are, of the past and of the present: the units of hidden neurons."""
+        p = self.basis.shape[1] // 2
+        past, present = (np.sqrt(np.mean(np.sum(part**2, axis=0))) for part in (self.basis[:, :p], self.basis[:, p:]))
+        return float(past) or 1.0, float(present) or 1.0
+
     def half_mean(self, loss: float) -> float:
         """½ · mean over rows and coordinates for a squared error `loss` in the scaled, reduced targets."""
         return 0.5 * (loss * self.power + self.unexplained) / self.targets.shape[1]
+
+
+def triangle(block: np.ndarray) -> np.ndarray:
+    """R of the QR decomposition, at most as many rows as columns; `block` is used up."""
+    factor: Any = scipy.linalg.qr(block, mode="r", overwrite_a=True, check_finite=False)
+    return factor[0][: min(block.shape)]
 
 
 def present_and_past(xs: Float[np.ndarray, "b t d"]) -> Float[np.ndarray, "b t p2"]:
@@ -51,6 +62,14 @@ def present_and_past(xs: Float[np.ndarray, "b t d"]) -> Float[np.ndarray, "b t p
     row, column = np.triu_indices(xs.shape[-1])
     present = xs[..., row] * xs[..., column]
     return np.concatenate([np.cumsum(present, axis=1), present], axis=-1)
+
+
+def present_and_past_at_last(xs: Float[np.ndarray, "b t d"]) -> Float[np.ndarray, "b p2"]:
+    """φ of the last step alone, without the steps on the way."""
+    xs = np.concatenate([xs, np.ones((*xs.shape[:-1], 1))], axis=-1)
+    row, column = np.triu_indices(xs.shape[-1])
+    past = np.matmul(xs.transpose(0, 2, 1), xs)[:, row, column]
+    return np.concatenate([past, xs[:, -1, row] * xs[:, -1, column]], axis=-1)
 
 
 def functionals(w_m: np.ndarray, w_x: np.ndarray) -> Float[np.ndarray, "n p"]:
@@ -110,26 +129,24 @@ def reduce_data(xs: Any, ys: Any, *, targets_at: str = "every") -> Moments:
         np.multiply(rows[:, left], rows[:, right], out=block[len(factor) :, :products])
         block[len(factor) :, products:] = ys[start : start + per_slice].reshape(-1, d_out)
         block[len(factor) :] /= np.sqrt(count)
-        (factor,) = scipy.linalg.qr(block, mode="r", overwrite_a=True, check_finite=False)
-        factor = factor[: min(block.shape)]
+        factor = triangle(block)
     reduced, targets = factor[:products, :products], factor[:products, products:]
-    power = float(np.sum(targets**2)) or 1.0
     tensor = np.empty((len(reduced), q, q))
     tensor[:, left, right] = reduced
     tensor[:, right, left] = reduced
     used = np.linalg.norm(reduced, axis=1) > 1e-13 * np.linalg.norm(reduced)
-    p = basis.shape[1] // 2
-    scales = [float(np.sqrt(np.mean(np.sum(part**2, axis=0)))) or 1.0 for part in (basis[:, :p], basis[:, p:])]
-    unexplained = float(np.sum(factor[products:, products:] ** 2))
-    return Moments(tensor[used], targets[used] / power**0.5, basis, *scales, power, unexplained)
+    # Dependent products leave rows in which only targets stand: no network reaches them.
+    unexplained = float(np.sum(factor[products:, products:] ** 2) + np.sum(targets[~used] ** 2))
+    power = float(np.sum(targets[used] ** 2)) or 1.0
+    return Moments(tensor[used], targets[used] / power**0.5, basis, power, unexplained)
 
 
 def _whitening(xs: np.ndarray, targets_at: str) -> tuple[np.ndarray, Any]:
     """φ = basisᵀ φ_w with E[φ_w φ_wᵀ] = 1, and the map from sequences to rows of φ_w."""
 
     def rows_of(xs: np.ndarray) -> np.ndarray:
-        rows = present_and_past(xs)
-        return (rows[:, -1] if targets_at == "last" else rows).reshape(-1, rows.shape[-1])
+        rows = present_and_past_at_last(xs) if targets_at == "last" else present_and_past(xs)
+        return rows.reshape(-1, rows.shape[-1])
 
     sample = rows_of(xs[: max(64, 65536 // xs.shape[1])])
     spread = np.sqrt(np.mean(sample**2, axis=0))

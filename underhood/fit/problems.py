@@ -97,10 +97,11 @@ class FixedLambda:
 
     def __init__(self, moments: Moments) -> None:
         self.moments, self.targets, self.d = moments, moments.targets, moments.d
+        self.units = moments.scales
         self.flat = moments.tensor.reshape(-1, moments.tensor.shape[2])
 
     def scales(self, lambda_: np.ndarray) -> np.ndarray:
-        return np.where(lambda_ > 0.5, self.moments.memory_scale, self.moments.forget_scale)
+        return np.where(lambda_ > 0.5, *self.units)
 
     def half_mean(self, loss: float) -> float:
         return self.moments.half_mean(loss)
