@@ -59,7 +59,7 @@ class Artifact:
     seeds: tuple[int, ...] = ()
 
 
-Maker = Callable[[str], Artifact]  # budget → artifact
+Maker = Callable[[str, Path], Artifact]  # (budget, folder for long runs) → artifact
 ARTIFACTS: Registry[Maker] = Registry("artifact")
 
 
@@ -76,7 +76,7 @@ def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str
     if budget not in BUDGETS:
         raise UnderhoodError("unknown budget", repr(budget), f"Known: {', '.join(BUDGETS)}.")
     began = time.perf_counter()
-    artifact = ARTIFACTS[name](budget)
+    artifact = ARTIFACTS[name](budget, out / budget / "runs")
     record = {
         "artifact": name,
         "budget": budget,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def fewest_layers(source: Any, target: str) -> tuple[int | None, Compiled | None
 
 
 @ARTIFACTS.register("table3")
-def table3(budget: str) -> Artifact:
+def table3(budget: str, runs: Path) -> Artifact:
     sources = {GATED: gated_source(), ATTENTION: random_attention(D, seed=SEED)}
     rows, lines = [], []
     for target, label in LABELS.items():
@@ -113,7 +114,7 @@ def _table3_figure(lines: list[list[str]], leaks: tuple[float, ...], curves: dic
 
 
 @ARTIFACTS.register("table4")
-def table4(budget: str) -> Artifact:
+def table4(budget: str, runs: Path) -> Artifact:
     attention, gated = random_attention(D, seed=SEED), gated_source()
     one, two = (compile(source, to="lstm", horizon=HORIZON, input_bound=INPUT_BOUND) for source in (attention, gated))
     rows = _attention_rows(attention, one) + _gated_rows(gated, two)
@@ -201,7 +202,7 @@ def _forgets_as(source: GatedRNN, biases: Any) -> bool:
 
 
 @ARTIFACTS.register("figure1")
-def figure1(budget: str) -> Artifact:
+def figure1(budget: str, runs: Path) -> Artifact:
     attention = random_attention(D, seed=SEED)
     full, small, least = (
         compile(attention, to=target) for target in ("gated-rnn", "gated-rnn-compact", "gated-rnn-minimal")

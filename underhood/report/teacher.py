@@ -6,6 +6,7 @@ The quick budget trains with the second-order solver. What the paper prints besi
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def student(seed: int) -> tuple[LinearAttention, LevenbergResult, Found]:
 
 
 @ARTIFACTS.register("table1")
-def table1(budget: str, seed: int = 0) -> Artifact:
+def table1(budget: str, runs: Path, seed: int = 0) -> Artifact:
     if budget != "quick":
         raise UnderhoodError("table1 is made with the budget quick", budget, "Use --budget quick.")
     _, result, found = student(seed)

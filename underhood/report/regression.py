@@ -1,0 +1,103 @@
+"""Section 4.2, Table 2: trained on in-context regression, the network is one optimal step of gradient descent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from underhood.data import LinearRegression
+from underhood.errors import UnderhoodError
+from underhood.fit.config import SECTION_4_2, SECTION_4_2_HIDDEN
+from underhood.fit.levenberg import fit_levenberg
+from underhood.fit.population import members_of
+from underhood.fit.problems import outputs_of
+from underhood.fit.runs import fit_population
+from underhood.fit.symmetry import regression_signs
+from underhood.identify.decompile import decompile
+from underhood.model import make_model
+from underhood.report.artifact import ARTIFACTS, Artifact, Row
+from underhood.report.drawing import draw_table, new_figure, text_of
+
+EXAMPLES, D_X, D_Y = 12, 3, 3
+ETA = 1 / (EXAMPLES + D_X - 0.2)
+SEEDS = (0, 1, 2, 3)
+TASKS = 100_000  # of the quick budget, each with all its mirror images
+PAIRED = 200_000  # fresh tasks on which the network and the optimal step are compared
+PAPER = {"terms": (6.81e-2, 6.82e-2, 6.82e-2), "residual": 1.35e-3}
+
+
+def sample_tasks(seed: Any, tasks: int, variance: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences (x_1, y_1) … (x_T, y_T), (x, 0) and what to predict; W* ~ N(0, variance/d_x)."""
+    random = np.random.default_rng(seed)
+    x = random.uniform(-(3**0.5), 3**0.5, size=(tasks, EXAMPLES + 1, D_X))
+    w_star = random.normal(size=(tasks, D_Y, D_X)) * np.sqrt(variance / D_X)
+    y = np.matmul(x, w_star.transpose(0, 2, 1))
+    wanted = y[:, -1].copy()
+    y[:, -1] = 0
+    return np.concatenate([x, y], axis=-1), wanted
+
+
+def excess(model: Any, seed: int, variance: float) -> tuple[float, float, float]:
+    """Loss over that of the optimal step on the same tasks: share of it, its standard error, and the loss itself."""
+    xs, ys = sample_tasks([seed, 3], PAIRED, variance)
+    step = ETA * np.einsum("bty,btx,bx->by", xs[:, :-1, D_X:], xs[:, :-1, :D_X], xs[:, -1, :D_X])
+    optimal = 0.5 * np.mean((step - ys) ** 2, axis=1)
+    here = 0.5 * np.mean((outputs_of(model, xs, last=True) - ys) ** 2, axis=1)
+    over = here - optimal
+    return float(over.mean() / optimal.mean()), float(over.std() / np.sqrt(PAIRED) / optimal.mean()), float(here.mean())
+
+
+def quick_networks() -> list[Any]:
+    """Second-order, one seed: the noise of the sample is averaged out over its mirror images."""
+    training, held_out = sample_tasks([0, 1], TASKS), sample_tasks([0, 2], 20_000)
+    symmetry = regression_signs(D_X, D_Y)
+    found = fit_levenberg(
+        *training, held_out=held_out, targets_at="last", symmetry=symmetry, target_loss=0.0, max_seconds=120
+    )
+    return [found.model]
+
+
+def paper_networks(runs: Path) -> list[Any]:
+    """AdamW, 300,000 steps, 4 seeds, 80 hidden neurons; goes on where it was stopped."""
+    task, folder = LinearRegression(EXAMPLES, D_X, D_Y), runs / "regression"
+    members = members_of(SECTION_4_2, range(len(SEEDS)))
+    models = [make_model("gated-rnn", task.d, d_out=D_Y, hidden=SECTION_4_2_HIDDEN, seed=one.seed) for one in members]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    found = fit_population(models, members, task, SECTION_4_2, out=folder, resume=folder.exists())
+    return [run.model for run in found]
+
+
+@ARTIFACTS.register("table2")
+def table2(budget: str, runs: Path) -> Artifact:
+    if budget == "laptop":
+        raise UnderhoodError("table2 is made with the budgets quick and paper", budget, "Use one of them.")
+    networks = quick_networks() if budget == "quick" else paper_networks(runs)
+    readings = [decompile(network).in_context(D_X, D_Y, EXAMPLES) for network in networks]
+    terms = np.array([reading.terms for reading in readings])
+    within, residual = (1e-3, 5e-3) if budget == "quick" else (5e-4, PAPER["residual"])
+    rows = [
+        Row(f"coefficient of x_{i + 1}² y_1", PAPER["terms"][i], here, abs(here - ETA) <= within)
+        for i, here in enumerate(terms.mean(axis=0).tolist())
+    ]
+    spread = float(np.mean([reading.residual_norm for reading in readings]))
+    rows += [
+        Row("η*, one optimal step", 6.76e-2, ETA, True),
+        Row("largest deviation of a coefficient from η*", 6e-4, float(np.abs(terms.mean(axis=0) - ETA).max()), True),
+        Row("standard deviation over seeds, largest", 8.52e-5, float(terms.std(axis=0).max()), True),
+        Row("residual norm", PAPER["residual"], spread, spread <= residual),
+    ]
+    for name, variance in (("training", 1.0), ("validation", 2.0)):
+        shares, errors, losses = zip(*(excess(one, seed, variance) for seed, one in enumerate(networks)), strict=True)
+        paper = 0.0945 if name == "training" else None
+        rows.append(Row(f"{name} loss", paper, float(np.mean(losses)), True))
+        share = float(np.mean(shares))
+        rows.append(Row(f"{name}: excess over the optimal step, share of it", None, share, share <= 1e-2))
+        rows.append(Row(f"{name}: standard error of that", None, float(np.mean(errors)), True))
+    settings = {"T": EXAMPLES, "d_x": D_X, "d_y": D_Y, "paired_tasks": PAIRED}
+    settings |= {"tasks": TASKS, "optimizer": "levenberg"} if budget == "quick" else SECTION_4_2.as_dict()
+    figure = new_figure(7.5, 0.3 * len(rows) + 0.9)
+    lines = [[row.name, text_of(row.paper), text_of(row.here)] for row in rows]
+    draw_table(figure.subplots(), ["Table 2", "paper", "here"], lines, [2.8, 1, 1])
+    return Artifact("table2", rows, settings, figure, seeds=SEEDS[: len(networks)])
