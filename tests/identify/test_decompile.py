@@ -70,12 +70,14 @@ def test_sparse_gatings_are_read_as_well() -> None:
         assert found.certificate is not None
 
 
-def test_attention_of_rank_zero_comes_back_as_silence() -> None:
-    network = uh.compile(uh.random_attention(3, rank=0), to="gated-rnn").model
+@pytest.mark.parametrize("target", ["gated-rnn", "gated-rnn-minimal"])
+def test_attention_of_rank_zero_comes_back_as_silence(target: str) -> None:
+    network = uh.compile(uh.random_attention(3, rank=0), to=target).model
     for one in (network, uh.disguise(network, seed=0)):
         found = uh.decompile(one)
         assert found.verdict == "linear-attention"
         assert found.attention is not None and not tensor_of(found.attention).any()
+        assert (found.hidden_after, found.pre_readout_after) == (0, 0)
 
 
 def test_rectangular_attention(figure_1) -> None:
