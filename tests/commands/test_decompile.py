@@ -92,6 +92,7 @@ def test_attention_is_not_a_network(files, capsys) -> None:
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "probed_here.py").write_text(
         "import numpy as np\n"
+        "print('chatter')\n"
         "def attention(xs):\n    return np.tril(xs @ xs.T) @ xs\n"
         "def other(xs):\n    return np.tanh(xs)\n"
         "def broken(xs):\n    raise KeyError('no such\\nthing')\n"
@@ -107,6 +108,7 @@ def test_probe_runs_code_and_says_so(module: str, capsys) -> None:
     assert main(["probe", f"{module}:attention", "--d", "2", "--json"]) == 0
     captured = capsys.readouterr()
     assert "running the code of probed_here:attention" in captured.err
+    assert "chatter" in captured.err
     printed = json.loads(captured.out)
     assert list(printed) == KEYS
     assert (printed["verdict"], printed["heads"]) == ("linear-attention", 1)

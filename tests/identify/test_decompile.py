@@ -60,12 +60,24 @@ def test_compiled_attention_comes_back_in_no_more_neurons(target: str, seed: int
     assert np.linalg.norm(tensor_of(found.attention) - tensor) <= 1e-8 * np.linalg.norm(tensor)
 
 
-def test_attention_of_rank_zero_comes_back_as_silence() -> None:
-    network = uh.compile(uh.random_attention(3, rank=0), to="gated-rnn").model
+def test_sparse_gatings_are_read_as_well() -> None:
+    attention = uh.random_attention(3, heads=2, seed=0)
+    network = uh.compile(attention, to="gated-rnn", sparse=True).model
+    for one in (network, uh.disguise(network, seed=0)):
+        found = uh.decompile(one, against=attention)
+        assert (found.verdict, found.heads) == ("linear-attention", 2)
+        assert found.scores.polynomial_distance is not None and found.scores.polynomial_distance < 1e-10
+        assert found.certificate is not None
+
+
+@pytest.mark.parametrize("target", ["gated-rnn", "gated-rnn-minimal"])
+def test_attention_of_rank_zero_comes_back_as_silence(target: str) -> None:
+    network = uh.compile(uh.random_attention(3, rank=0), to=target).model
     for one in (network, uh.disguise(network, seed=0)):
         found = uh.decompile(one)
         assert found.verdict == "linear-attention"
         assert found.attention is not None and not tensor_of(found.attention).any()
+        assert (found.hidden_after, found.pre_readout_after) == (0, 0)
 
 
 def test_rectangular_attention(figure_1) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -46,14 +48,15 @@ class Probe:
 
         against = None if self.against is None else require_attention(load(self.against))
         note(f"underhood: running the code of {self.function}")
-        found = probe(
-            import_callable(self.function),
-            self.d,
-            against=against,
-            seed=self.seed,
-            length=self.length,
-            input_bound=self.input_bound,
-            tolerance=self.tolerance,
-        )
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints is not our answer
+            found = probe(
+                import_callable(self.function),
+                self.d,
+                against=against,
+                seed=self.seed,
+                length=self.length,
+                input_bound=self.input_bound,
+                tolerance=self.tolerance,
+            )
         provenance = {"command": "probe", "function": self.function, "verdict": found.verdict}
         return answer(found, json=self.json, out=self.out, reduced=None, provenance=provenance)

@@ -50,7 +50,7 @@ def probe(
     call = as_numpy_function(function, d)
     random = np.random.default_rng(seed)
     features = d * d * (d + 1) // 2
-    fit_sequences = max(1024, 2 * features)
+    fit_sequences = max(2048, 4 * features)
 
     def draw(count: int) -> tuple[Array, Array]:
         xs = np.clip(random.standard_normal((count, length, d)), -input_bound, input_bound)

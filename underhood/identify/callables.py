@@ -101,7 +101,7 @@ def import_callable(name: str) -> Callable[[Any], Any]:
         value: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             value = getattr(value, part)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UnderhoodError(
             f"{name} can be imported", f"{type(error).__name__}: {one_line(error)}", "Run it from its folder."
         ) from error

@@ -22,7 +22,7 @@ from jaxtyping import Float
 
 from underhood.attention.linear import LinearAttention
 from underhood.cells.gated_rnn import GatedRNN
-from underhood.cells.linear import SparseMatrix, dense
+from underhood.cells.linear import dense
 from underhood.identify.forms import Array, Reading, pair_indices
 from underhood.identify.polynomial import quartic
 from underhood.identify.temporal import Structure
@@ -201,15 +201,7 @@ def _gamma(count: Any, unit: float) -> Any:
 
 
 def _magnitude(matrix: Any) -> tuple[Array, Array]:
-    """|W| as the product of its factors' absolute values, and the number of roundings in each row."""
-    if isinstance(matrix, SparseMatrix):
-        values = np.abs(np.asarray(matrix.values, np.float64))
-        plain = SparseMatrix(values, matrix.columns, matrix.width).dense()
-        count = np.count_nonzero(plain, axis=1)
-        if matrix.factor is not None:
-            factor = np.abs(np.asarray(matrix.factor, np.float64))
-            return plain @ factor, count + factor.shape[1]
-        return plain, count
+    """|W|, and the number of products that each row adds up: zeros round nothing."""
     array = np.abs(np.asarray(dense(matrix), np.float64))
     return array, np.count_nonzero(array, axis=1)
 

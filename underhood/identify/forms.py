@@ -123,7 +123,8 @@ def read(model: Any) -> Reading:
         lambda_, forms, left, right = _diagonalised(_array(model.recurrence), forms, left, right)
     else:
         _array(model.nu)
-        lambda_ = np.asarray(model.lambda_, np.float64)  # as the model itself computes it
+        with np.errstate(under="ignore", over="ignore"):  # λ of exactly 0 underflows
+            lambda_ = np.exp(-np.exp(np.asarray(model.nu))).astype(np.float64)
     return Reading(forms, lambda_, left, right, _array(model.readout), w_m.shape[1] - 1, unit)
 
 

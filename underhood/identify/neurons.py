@@ -65,7 +65,7 @@ def contributions(reading: Reading, xs: Float[Array, "b t d"]) -> Float[Array, "
     With h_i taken out, (l·h)(r·h) changes by h_i (l_i r·h + r_i l·h) − h_i² l_i r_i: two matrix products an
     output.
     """
-    states = reading.states(xs).reshape(-1, reading.hidden)
+    states = reading.states(xs).reshape(xs.shape[0] * xs.shape[1], reading.hidden)
     left, right = states @ reading.left.T, states @ reading.right.T
     total = np.zeros(reading.hidden)
     for row in reading.readout:

@@ -305,7 +305,7 @@ def reduce_general(reading: Reading, products: tuple[Array, Array]) -> tuple[Gat
 
 
 def _silent(reading: Reading) -> GatedRNN:
-    """Zero for every input: one neuron that holds nothing."""
-    zeros = np.zeros((1, reading.d + 1))
-    silence = Gating(np.zeros((1, 1)), np.zeros((1, 1)))
-    return GatedRNN.from_lambda(Gating(zeros, zeros), np.zeros(1), silence, np.zeros((reading.d_out, 1)))
+    """Zero for every input takes no neuron at all."""
+    nothing = np.zeros((0, reading.d + 1))
+    silence = Gating(np.zeros((0, 0)), np.zeros((0, 0)))
+    return GatedRNN.from_lambda(Gating(nothing, nothing), np.zeros(0), silence, np.zeros((reading.d_out, 0)))
