@@ -21,7 +21,7 @@ from underhood.fit.kernels.steps import at_step, delayed, put_step, zeros_like_s
 @cell_kernel_for(GRU)
 def gru(cell: GRU, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float[Array, "n t b"]:
     """The hidden states of a batch, from a state of zeros."""
-    gates, n = (RESET, UPDATE), cell.hidden
+    gates = (RESET, UPDATE)
     u, v, b = (jnp.concatenate([part[k] for k in gates]) for part in (cell.u, cell.v, cell.b))
     driven = projected(cell.u[CANDIDATE], cell.b[CANDIDATE], embedding, xs)
     return gru_states(v, cell.v[CANDIDATE], projected(u, b, embedding, xs), driven)
