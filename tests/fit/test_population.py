@@ -88,7 +88,10 @@ def test_every_sequence_is_new():
     [
         ([], "one model for each member"),
         ([uh.make_model("gated-rnn", 5, hidden=3)], "inputs of size 3"),
-        ([uh.make_model("gated-rnn", 3, hidden=3), uh.make_model("gated-rnn", 3, hidden=4)], "one architecture and size"),
+        (
+            [uh.make_model("gated-rnn", 3, hidden=3), uh.make_model("gated-rnn", 3, hidden=4)],
+            "one architecture and size",
+        ),
     ],
 )
 def test_unfit_populations_are_refused(models, rule):
