@@ -13,14 +13,16 @@ from jaxtyping import Array, Float
 
 from underhood.cells.gru import CANDIDATE, GRU, RESET, UPDATE
 from underhood.cells.linear import Linear
-from underhood.fit.kernels.dispatch import cell_kernel_for, projected
+from underhood.fit.kernels.dispatch import cell_kernel_for, is_dense, projected
 from underhood.fit.kernels.lstm import sigmoid, weight_gradient
 from underhood.fit.kernels.steps import at_step, delayed, put_step, zeros_like_step
 
 
 @cell_kernel_for(GRU)
-def gru(cell: GRU, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float[Array, "n t b"]:
+def gru(cell: GRU, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float[Array, "n t b"] | None:
     """The hidden states of a batch, from a state of zeros."""
+    if not (is_dense(cell.u) and is_dense(cell.v)):
+        return None
     gates = (RESET, UPDATE)
     u, v, b = (jnp.concatenate([part[k] for k in gates]) for part in (cell.u, cell.v, cell.b))
     driven = projected(cell.u[CANDIDATE], cell.b[CANDIDATE], embedding, xs)

@@ -15,13 +15,15 @@ from jaxtyping import Array, Float
 
 from underhood.cells.linear import Linear
 from underhood.cells.lstm import CANDIDATE, FORGET, INPUT, LSTM, OUTPUT
-from underhood.fit.kernels.dispatch import cell_kernel_for, projected
+from underhood.fit.kernels.dispatch import cell_kernel_for, is_dense, projected
 from underhood.fit.kernels.steps import at_step, delayed, put_step, zeros_like_step
 
 
 @cell_kernel_for(LSTM)
-def lstm(cell: LSTM, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float[Array, "n t b"]:
+def lstm(cell: LSTM, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float[Array, "n t b"] | None:
     """The hidden states of a batch, from a state of zeros."""
+    if cell.v is None or not is_dense(cell.u):
+        return None
     gates, n = 4, cell.hidden
     driven = projected(cell.u.reshape(gates * n, -1), cell.b.reshape(gates * n), embedding, xs)
     return lstm_states(cell.v.reshape(gates * n, n), driven)
