@@ -57,7 +57,9 @@ class LinearRegression(AbstractTask):
         spread = (2 * self.w_variance(validation=validation)) ** 0.5
         w_star = spread * jax.lax.erf_inv(u[:, self.steps * self.d_x :]).reshape(size, self.d_y, self.d_x)
         # The small sum is written out: as a batched product of 3×3 matrices it takes the compiler's slow road.
-        y = sum(w_star[:, None, :, j] * x[:, :, None, j] for j in range(self.d_x))
+        y = jnp.zeros((size, self.steps, self.d_y), dtype)
+        for j in range(self.d_x):
+            y = y + w_star[:, None, :, j] * x[:, :, None, j]
         shown = jnp.concatenate([y[:, :-1], jnp.zeros_like(y[:, -1:])], axis=1)
         return jnp.concatenate([x, shown], axis=-1), y[:, -1]
 

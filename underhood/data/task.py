@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Scalar
 
 from underhood.registry import Registry
 
@@ -54,7 +54,7 @@ class AbstractTask(eqx.Module):
         """What the run folder keeps of the task: plain JSON that tells it from any other."""
 
 
-def half_mean_square(outputs: Float[Array, "b *t d_model"], wanted: Float[Array, "b *t d_o"]) -> Float[Array, ""]:
+def half_mean_square(outputs: Float[Array, "b *t d_model"], wanted: Float[Array, "b *t d_o"]) -> Scalar:
     """½ · mean over batch, time and output coordinates of (ŷ − y)², the paper's convention (docs/fidelity.md).
 
     A network that gives the whole element (x, y), as Eq. 4's attention does, is read in its last coordinates.

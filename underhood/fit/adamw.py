@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Scalar
 
 from underhood.fit.config import FitConfig
 
@@ -30,15 +30,15 @@ class Position(NamedTuple):
     """Where an optimisation stands: all that a checkpoint needs of it."""
 
     vector: Float[Array, " p"]
-    adam: optax.ScaleByAdamState
-    step: Int[Array, ""]
+    adam: Any  # optax.ScaleByAdamState
+    step: Scalar
 
 
 class Rates(NamedTuple):
     """What may differ among the members of a population."""
 
-    learning_rate: Float[Array, ""]
-    weight_decay: Float[Array, ""]
+    learning_rate: Scalar
+    weight_decay: Scalar
 
 
 class Ravelled(NamedTuple):
@@ -88,9 +88,10 @@ def update(
     gradient: Float[Array, " p"],
     rates: Rates,
     decays: Float[Array, " p"],
-    factor: Float[Array, ""],
+    factor: Scalar,
 ) -> Position:
     """One step of AdamW."""
+    direction: Any
     direction, adam = _ADAM.update(gradient, at.adam)
     change = direction + rates.weight_decay * decays * at.vector
-    return Position(at.vector - rates.learning_rate * factor * change, adam, at.step + 1)  # type: ignore[arg-type]
+    return Position(at.vector - rates.learning_rate * factor * change, adam, at.step + 1)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Scalar
 
 from underhood.data.task import HELD_OUT, TRAINING, VALIDATION, AbstractTask, half_mean_square, stream_key
 from underhood.fit import adamw
@@ -71,7 +71,7 @@ class Trainer:
         return self._chunk(at, rates, member.seed, steps)
 
     def _run_chunk(
-        self, at: adamw.Position, rates: adamw.Rates, seed: Int[Array, ""], steps: Int[Array, ""]
+        self, at: adamw.Position, rates: adamw.Rates, seed: Scalar, steps: Scalar
     ) -> tuple[adamw.Position, Float[Array, " chunk"]]:
         dtype, unravel = at.vector.dtype, self.ravelled.unravel
         key = stream_key(seed, TRAINING)
@@ -101,12 +101,12 @@ class Trainer:
         losses = [self._evaluate(at.vector, (seed, part), (validation, int(sizes[part]))) for part in range(parts)]
         return float(np.dot([float(loss) for loss in losses], sizes) / self.config.held_out)
 
-    def _held_out_part(self, vector: Array, where: tuple[Array, Array], what: tuple[bool, int]) -> Float[Array, ""]:
+    def _held_out_part(self, vector: Array, where: tuple[Array, Array], what: tuple[bool, int]) -> Scalar:
         (seed, part), (validation, size) = where, what
         key = jax.random.fold_in(stream_key(seed, VALIDATION if validation else HELD_OUT), part)
         xs, wanted = self.task.batch(key, size, validation=validation, dtype=vector.dtype)
         return self.loss(self.ravelled.unravel(vector), xs, wanted)
 
 
-def _task_loss(last_only: bool, model: Any, xs: Array, wanted: Array) -> Float[Array, ""]:
+def _task_loss(last_only: bool, model: Any, xs: Array, wanted: Array) -> Scalar:
     return half_mean_square(forward(model, xs, last_only), wanted)

@@ -18,8 +18,8 @@ Kernel = Callable[[Any, Float[Array, "b t d"], bool], Float[Array, "b *t d_o"] |
 KERNELS: dict[type, Kernel] = {}
 
 # A cell of a stack takes features first: (cell, embedding, xs (d, t, b)) to (d_out, t, b), all steps. The cell
-# reads embedding(xs), or xs where embedding is None.
-CellKernel = Callable[[Any, Linear | None, Float[Array, "d t b"]], Float[Array, "d_o t b"]]
+# reads embedding(xs), or xs where embedding is None. It returns None for a cell that it does not cover.
+CellKernel = Callable[[Any, Linear | None, Float[Array, "d t b"]], Float[Array, "d_o t b"] | None]
 CELL_KERNELS: dict[type, CellKernel] = {}
 
 
@@ -37,14 +37,21 @@ def cell_kernel_for(kind: type) -> Callable[[CellKernel], CellKernel]:
     """Decorator: the kernel of one class of cells, in a stack or on its own."""
 
     def register(kernel: CellKernel) -> CellKernel:
-        def alone(cell: Any, xs: Float[Array, "b t d"], last: bool) -> Float[Array, "b *t d_o"]:
+        def alone(cell: Any, xs: Float[Array, "b t d"], last: bool) -> Float[Array, "b *t d_o"] | None:
             ys = kernel(cell, None, xs.transpose(2, 1, 0))
+            if ys is None:
+                return None
             return ys[:, -1].T if last else ys.transpose(2, 1, 0)
 
         KERNELS[kind], CELL_KERNELS[kind] = alone, kernel
         return kernel
 
     return register
+
+
+def is_dense(weight: Any) -> bool:
+    """A plain array, rather than a sparse matrix or none at all, as compiled networks may have."""
+    return isinstance(weight, jax.Array)
 
 
 def reference(model: AbstractModel, xs: Float[Array, "b t d"], last: bool = False) -> Float[Array, "b *t d_o"]:

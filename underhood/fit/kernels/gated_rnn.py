@@ -20,8 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from underhood.cells.gated_rnn import GatedRNN, append_one
-from underhood.cells.linear import SparseMatrix
-from underhood.fit.kernels.dispatch import kernel_for
+from underhood.fit.kernels.dispatch import is_dense, kernel_for
 from underhood.fit.kernels.gated_rnn_last import last_output
 from underhood.fit.kernels.quadratic import MOST_INPUTS, powers, products, quadratic_weights
 
@@ -32,9 +31,7 @@ LONGEST = 128  # Λ takes t² numbers a neuron; beyond this length the model's o
 def gated_rnn(model: GatedRNN, xs: Float[Array, "b t d"], last: bool) -> Float[Array, "b *t d_o"] | None:
     into, out = model.input_gating, model.output_gating
     weights = (into.w_m, into.w_x, out.w_m, out.w_x, model.readout)
-    if any(isinstance(weight, SparseMatrix) for weight in weights):
-        return None
-    if xs.shape[1] > LONGEST or model.d > MOST_INPUTS:
+    if not all(map(is_dense, weights)) or xs.shape[1] > LONGEST or model.d > MOST_INPUTS:
         return None
     q, w_out = quadratic_weights(into.w_m, into.w_x), jnp.concatenate([out.w_m, out.w_x])
     extended = append_one(xs)

@@ -15,13 +15,15 @@ from jaxtyping import Array, Float
 
 from underhood.cells.linear import Linear
 from underhood.cells.lstm import CANDIDATE, FORGET, INPUT, LSTM, OUTPUT
-from underhood.fit.kernels.dispatch import cell_kernel_for, projected
+from underhood.fit.kernels.dispatch import cell_kernel_for, is_dense, projected
 from underhood.fit.kernels.steps import at_step, delayed, put_step, zeros_like_step
 
 
 @cell_kernel_for(LSTM)
-def lstm(cell: LSTM, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float[Array, "n t b"]:
+def lstm(cell: LSTM, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float[Array, "n t b"] | None:
     """The hidden states of a batch, from a state of zeros."""
+    if cell.v is None or not is_dense(cell.u):
+        return None
     gates, n = 4, cell.hidden
     driven = projected(cell.u.reshape(gates * n, -1), cell.b.reshape(gates * n), embedding, xs)
     return lstm_states(cell.v.reshape(gates * n, n), driven)
@@ -69,12 +71,12 @@ def _backward(saved: Any, dhs: Float[Array, "n t b"]) -> tuple[Float[Array, "n4 
     f, candidate, g, o = (kept[k * n : (k + 1) * n] for k in (FORGET, CANDIDATE, INPUT, OUTPUT))
     squashed = jnp.tanh(cs)
     # What multiplies ∂c (of f, c̃ and g) or ∂h (of o) does not depend on either: ahead of the loop, for all steps.
-    slopes: list[Any] = [None] * 4
-    slopes[FORGET] = delayed(cs) * f * (1 - f)
-    slopes[CANDIDATE] = g * (1 - candidate * candidate)
-    slopes[INPUT] = candidate * g * (1 - g)
-    slopes[OUTPUT] = squashed * o * (1 - o)
-    stacked, into_c = jnp.stack(slopes).reshape(4 * n, t, b), o * (1 - squashed * squashed)
+    # A choice by row rather than a concatenation, which the compiler does number by number.
+    gate, parts = jnp.arange(4)[:, None, None, None], kept.reshape(4, n, t, b)
+    partner = jnp.where(gate == CANDIDATE, g[None], jnp.where(gate == INPUT, candidate[None], squashed[None]))
+    partner = jnp.where(gate == FORGET, delayed(cs)[None], partner)
+    slope = jnp.where(gate == CANDIDATE, 1 - parts * parts, parts * (1 - parts))
+    stacked, into_c = (partner * slope).reshape(4 * n, t, b), o * (1 - squashed * squashed)
     reads_h = (jnp.arange(4 * n) // n == OUTPUT)[:, None]
     transposed = v.T
 

@@ -6,20 +6,22 @@ import jax
 from jaxtyping import Array, Float
 
 from underhood.cells.stack import Stack
-from underhood.fit.kernels.dispatch import CELL_KERNELS, affine, kernel_for
+from underhood.fit.kernels.dispatch import CELL_KERNELS, affine, is_dense, kernel_for
 from underhood.model import AbstractModel
 
 
 @kernel_for(Stack)
-def stack(model: Stack, xs: Float[Array, "b t d"], last: bool) -> Float[Array, "b *t d_o"]:
+def stack(model: Stack, xs: Float[Array, "b t d"], last: bool) -> Float[Array, "b *t d_o"] | None:
     """Cells with a kernel of their own run it, the others their own scan over each sequence."""
     signal, embedding, readout = xs.transpose(2, 1, 0), model.embedding, model.readout
+    if not (is_dense(embedding.weight) and is_dense(readout.weight)):
+        return None
     for index, cell in enumerate(model.cells):
         kernel, before = CELL_KERNELS.get(type(cell)), embedding if index == 0 else None
-        if kernel is not None:
-            signal = kernel(cell, before, signal)
-        else:
-            signal = _own_scan(cell, affine(before.weight, before.bias, signal) if before else signal)
+        states = kernel(cell, before, signal) if kernel is not None else None
+        if states is None:
+            states = _own_scan(cell, affine(before.weight, before.bias, signal) if before else signal)
+        signal = states
     outputs = affine(readout.weight, readout.bias, signal[:, -1] if last else signal)
     return outputs.T if last else outputs.transpose(2, 1, 0)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Scalar
 
 
-def at_step(xs: Float[Array, "n t b"], step: Int[Array, ""]) -> Float[Array, "n b"]:
+def at_step(xs: Float[Array, "n t b"], step: Scalar) -> Float[Array, "n b"]:
     """x_step."""
     return jax.lax.dynamic_index_in_dim(xs, step, axis=1, keepdims=False)
 
 
-def put_step(xs: Float[Array, "n t b"], x: Float[Array, "n b"], step: Int[Array, ""]) -> Float[Array, "n t b"]:
+def put_step(xs: Float[Array, "n t b"], x: Float[Array, "n b"], step: Scalar) -> Float[Array, "n t b"]:
     """`xs` with x_step = `x`; a loop that carries `xs` writes in place."""
     return jax.lax.dynamic_update_index_in_dim(xs, x, step, axis=1)
 
