@@ -40,6 +40,6 @@ def trainer(model: Any, batches: Iterator[Any], steps: int) -> Callable[[], floa
             loss.backward()
             optimiser.step()
             schedule.step()
-        return float(loss)
+        return loss.item()
 
     return run

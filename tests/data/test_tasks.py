@@ -85,7 +85,7 @@ def test_the_optimum_is_the_paper_s():
 def test_the_closed_form_agrees_with_samples(examples, d_x, d_y):
     task = LinearRegression(examples, d_x, d_y)
     for stream in (HELD_OUT, VALIDATION):
-        xs, wanted = draw(task, 3, 200_000, stream=stream)
+        xs, wanted = draw(task, 3, 50_000, stream=stream)
         x, y, query = xs[:, :-1, :d_x], xs[:, :-1, d_x:], xs[:, -1, :d_x]
         step = np.einsum("bty,btx,bx->by", y, x, query)
         for factor in (1.0, 1.3):
@@ -109,8 +109,8 @@ def test_the_optimal_attention_takes_the_optimal_step():
 
 
 def test_the_loss_is_half_the_mean_square_of_the_last_coordinates():
-    outputs = np.array([[9.0, 1.0, 2.0], [9.0, 3.0, 4.0]])
-    wanted = np.array([[0.0, 2.0], [3.0, 2.0]])
+    outputs = jnp.asarray([[9.0, 1.0, 2.0], [9.0, 3.0, 4.0]])
+    wanted = jnp.asarray([[0.0, 2.0], [3.0, 2.0]])
     assert float(half_mean_square(outputs, wanted)) == pytest.approx(0.5 * (1 + 0 + 0 + 4) / 4)
 
 

@@ -16,30 +16,28 @@ from underhood.model import ARCHITECTURES
 
 
 def step_by_step(model, xs, last):
-    """The definition: one step after the other, one sequence after the other."""
+    """The definition: one step after the other, one sequence at a time, and jax's own derivative of that."""
 
     def sequence(x):
-        state, ys = model._initial_state(), []
-        for now in x:
-            state, y = model._step(state, now)
-            ys.append(y)
-        return jnp.stack(ys)
+        return jax.lax.scan(lambda state, now: model._step(state, now), model._initial_state(), x)[1]
 
-    ys = jnp.stack([sequence(x) for x in xs])
+    ys = jax.vmap(sequence)(xs)
     return ys[:, -1] if last else ys
 
 
 def disturbed(model, seed):
     """Every parameter off its special initial value, biases among them."""
     random = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda leaf: leaf + 0.1 * random.normal(size=leaf.shape).astype(leaf.dtype), model, is_leaf=eqx.is_array
-    )
+    with jax.enable_x64(True):
+        return jax.tree.map(lambda leaf: leaf + 0.1 * random.normal(size=leaf.shape).astype(leaf.dtype), model)
 
 
 def value_and_gradient(apply, model, xs, wanted, last):
     def loss(arguments):
-        return half_mean_square(apply(arguments[0], arguments[1], last), wanted)
+        if last == "both":  # one program instead of two: compiling is what these tests spend their time on
+            ends = half_mean_square(apply(*arguments, True), wanted[:, 0])
+            return ends + half_mean_square(apply(*arguments, False), wanted)
+        return half_mean_square(apply(*arguments, last), wanted)
 
     value, gradient = jax.jit(jax.value_and_grad(loss))((model, xs))
     return value, jax.tree.leaves(gradient)
@@ -50,7 +48,7 @@ def compare(model, t, last, dtype, seed=0):
     with jax.enable_x64(dtype == np.float64):
         random = np.random.default_rng(seed)
         xs = jnp.asarray(random.normal(size=(3, t, model.d)), dtype)
-        wanted = jnp.asarray(random.normal(size=(3, model.d_out) if last else (3, t, model.d_out)), dtype)
+        wanted = jnp.asarray(random.normal(size=(3, model.d_out) if last is True else (3, t, model.d_out)), dtype)
         found, found_gradient = value_and_gradient(forward, model, xs, wanted, last)
         right, right_gradient = value_and_gradient(step_by_step, model, xs, wanted, last)
         differences = [abs(found - right) / abs(right)]
@@ -64,12 +62,10 @@ def tolerance(dtype):
     return 500 * np.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
-def test_every_architecture_matches_its_steps(name, last):
-    for dtype in (np.float32, np.float64):
-        model = disturbed(uh.make_model(name, 3, hidden=6, d_out=2, dtype=dtype, seed=1), 2)
-        assert compare(model, 7, last, dtype) < tolerance(dtype)
+def test_every_architecture_matches_its_steps(name):
+    model = disturbed(uh.make_model(name, 3, hidden=6, d_out=2, dtype=np.float64, seed=1), 2)
+    assert compare(model, 7, "both", np.float64) < tolerance(np.float64)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
@@ -82,17 +78,16 @@ def test_two_layers_match(name):
 def test_a_cell_without_a_stack_matches(cell):
     model = disturbed(cell.random(d=3, hidden=5, key=jax.random.key(0)), 1)
     assert type(model) in KERNELS
-    assert compare(model, 5, True, np.float32) < tolerance(np.float32)
+    assert compare(model, 5, "both", np.float32) < tolerance(np.float32)
 
 
-@pytest.mark.parametrize("t", [1, 2, 13, 32])
-@pytest.mark.parametrize("last", [False, True])
-def test_the_gated_rnn_matches_at_every_length_with_lambda_at_its_ends(t, last):
+@pytest.mark.parametrize("t", [1, 2, 32])
+def test_the_gated_rnn_matches_at_every_length_with_lambda_at_its_ends(t):
     model = uh.make_model("gated-rnn", 4, hidden=9, d_out=3, dtype=np.float64, seed=t)
     with jax.enable_x64(True):
         nu = model.nu.at[:3].set(-40.0).at[3:6].set(7.0)  # λ = 1 and λ = 0, exactly
     model = eqx.tree_at(lambda m: m.nu, model, nu)
-    assert compare(model, t, last, np.float64) < tolerance(np.float64)
+    assert compare(model, t, "both", np.float64) < tolerance(np.float64)
 
 
 def test_lengths_and_sizes_beyond_the_kernel_take_the_model_s_own_scan():

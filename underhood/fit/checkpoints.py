@@ -16,11 +16,10 @@ import re
 from pathlib import Path
 
 import numpy as np
-import safetensors.numpy
 
 from underhood.errors import UnderhoodError
 from underhood.interop.atomic import read_bytes, write_atomically
-from underhood.interop.files import read_tensors
+from underhood.interop.files import read_tensors, tensor_bytes
 
 _NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.safetensors")
 KEEP = 3  # the newest, and two to fall back on
@@ -40,7 +39,7 @@ def write_checkpoint(folder: Path, step: int, tensors: dict[str, np.ndarray], lo
     """Write, then let the oldest go: never fewer good checkpoints than before."""
     plain = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     header = {"format": "underhood-checkpoint/1", "step": str(step), "log_bytes": str(log_bytes)}
-    content = safetensors.numpy.save(plain, metadata=header)
+    content = tensor_bytes(plain, header)
     path = write_atomically(folder / f"step-{step:09d}-{_digest(content)}.safetensors", content)
     for old in _numbered(folder)[KEEP:]:
         with contextlib.suppress(OSError):

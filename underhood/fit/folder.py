@@ -43,6 +43,8 @@ class RunFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UnderhoodError(f"the run folder {self.path} can be made", error.strerror or error) from error
+        for torn in (*self.path.glob(".*.part"), *self.checkpoints.glob(".*.part")):
+            torn.unlink(missing_ok=True)  # a kill in the middle of a write; the folder is ours alone while locked
         if described.exists():
             if not resume:
                 raise UnderhoodError(

@@ -59,7 +59,22 @@ def save(model: Any, path: str | os.PathLike[str], provenance: dict[str, Any] | 
         "structure": json.dumps(structure),
         "provenance": json.dumps(provenance or {}),
     }
-    return write_atomically(path, safetensors.numpy.save(tensors, metadata=header))
+    return write_atomically(path, tensor_bytes(tensors, header))
+
+
+def tensor_bytes(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> bytes:
+    """A safetensors file whose bytes depend on its content alone.
+
+    The library writes metadata in the order of a hash table that differs from call to call; a header with sorted
+    metadata makes files of the same network the same, which a resumed run promises.
+    """
+    content = safetensors.numpy.save(tensors, metadata=metadata)
+    (length,) = struct.unpack("<Q", content[:8])
+    entries = json.loads(content[8 : 8 + length])
+    entries["__metadata__"] = dict(sorted(metadata.items()))
+    header = json.dumps(dict(sorted(entries.items())), ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + content[8 + length :]
 
 
 def load(path: str | os.PathLike[str]) -> Any:

@@ -69,12 +69,12 @@ def _backward(saved: Any, dhs: Float[Array, "n t b"]) -> tuple[Float[Array, "n4 
     f, candidate, g, o = (kept[k * n : (k + 1) * n] for k in (FORGET, CANDIDATE, INPUT, OUTPUT))
     squashed = jnp.tanh(cs)
     # What multiplies ∂c (of f, c̃ and g) or ∂h (of o) does not depend on either: ahead of the loop, for all steps.
-    slopes: list[Any] = [None] * 4
-    slopes[FORGET] = delayed(cs) * f * (1 - f)
-    slopes[CANDIDATE] = g * (1 - candidate * candidate)
-    slopes[INPUT] = candidate * g * (1 - g)
-    slopes[OUTPUT] = squashed * o * (1 - o)
-    stacked, into_c = jnp.stack(slopes).reshape(4 * n, t, b), o * (1 - squashed * squashed)
+    # A choice by row rather than a concatenation, which the compiler does number by number.
+    gate, parts = jnp.arange(4)[:, None, None, None], kept.reshape(4, n, t, b)
+    partner = jnp.where(gate == CANDIDATE, g[None], jnp.where(gate == INPUT, candidate[None], squashed[None]))
+    partner = jnp.where(gate == FORGET, delayed(cs)[None], partner)
+    slope = jnp.where(gate == CANDIDATE, 1 - parts * parts, parts * (1 - parts))
+    stacked, into_c = (partner * slope).reshape(4 * n, t, b), o * (1 - squashed * squashed)
     reads_h = (jnp.arange(4 * n) // n == OUTPUT)[:, None]
     transposed = v.T
 

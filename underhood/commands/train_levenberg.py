@@ -1,0 +1,105 @@
+"""`underhood train --optimizer levenberg`: one seed after the other, each from sequences and outputs alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from underhood.commands.output import note
+from underhood.errors import UnderhoodError
+
+if TYPE_CHECKING:
+    from underhood.commands.train import Train
+
+SEQUENCES = {"teacher-student": 640, "linear-regression": 40_000}  # the second has noise, which more tasks average
+HELD_OUT = {"teacher-student": 256, "linear-regression": 20_000}
+
+
+def train_levenberg(flags: Train, task: Any) -> list[dict[str, Any]]:
+    """The rows of the result. A seed that is done stays done; --resume goes on with the first that is not.
+
+    A seed takes seconds and is a function of the flags alone, so that one that was killed starts again.
+    """
+    from underhood.fit.folder import RunFolder
+
+    if flags.model != "gated-rnn":
+        raise UnderhoodError("levenberg trains a gated-rnn", f"--model {flags.model}", "Use --optimizer adamw.")
+    folder = RunFolder(flags.out)
+    with folder.locked():
+        folder.open(_settings(flags, task), resume=flags.resume)
+        seeds = range(flags.first_seed, flags.first_seed + flags.seeds)
+        return [_done(flags.out, seed) or _one_seed(flags, task, folder, seed) for seed in seeds]
+
+
+def _one_seed(flags: Train, task: Any, folder: Any, seed: int) -> dict[str, Any]:
+    from underhood.data.task import HELD_OUT as HELD_OUT_STREAM
+    from underhood.data.task import TRAINING, draw
+    from underhood.fit.levenberg import fit_levenberg
+    from underhood.interop.atomic import write_atomically
+    from underhood.interop.files import save
+
+    found = fit_levenberg(
+        *draw(task, seed, SEQUENCES[task.name], stream=TRAINING),
+        held_out=draw(task, seed, HELD_OUT[task.name], stream=HELD_OUT_STREAM),
+        hidden=flags.hidden,
+        pre_readout=flags.pre_readout,
+        seed=seed,
+        targets_at="last" if task.last_only else "every",
+        target_loss=flags.target_loss,
+        max_seconds=flags.max_seconds or math.inf,
+        max_iterations=flags.steps or 200,
+        callback=lambda iteration, loss, damping, restart: _show(seed, iteration, loss, restart),
+    )
+    path = save(found.model, _model(flags.out, seed), provenance=_settings(flags, task) | {"seed": seed})
+    row = {
+        "held_out_loss": found.held_out_loss,
+        "steps": found.iterations,
+        "seconds": found.seconds,
+        "hidden": found.hidden,
+        "pre_readout": found.pre_readout,
+        "seed": seed,
+        "restarts": found.restarts,
+        "met": found.met,
+        "file": str(path),
+    }
+    for restart, iteration, loss, damping in found.history:
+        line = {"step": iteration, "seed": seed, "member": seed - flags.first_seed, "restart": restart}
+        folder.log.write({**line, "loss": float(loss), "damping": float(damping)})
+    write_atomically(_result(flags.out, seed), json.dumps(row).encode())
+    note(f"seed {seed}: held-out loss {found.held_out_loss:.3g} after {found.seconds:.1f} s")
+    return row
+
+
+def _show(seed: int, iteration: int, loss: float, restart: int) -> bool:
+    import sys
+
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\rseed {seed} · start {restart} · iteration {iteration} · loss {loss:.3e}   ")
+    return False
+
+
+def _done(out: Path, seed: int) -> dict[str, Any] | None:
+    return json.loads(_result(out, seed).read_text()) if _result(out, seed).exists() else None
+
+
+def _model(out: Path, seed: int) -> Path:
+    return out / f"model-seed-{seed}.safetensors"
+
+
+def _result(out: Path, seed: int) -> Path:
+    return out / f"result-seed-{seed}.json"
+
+
+def _settings(flags: Train, task: Any) -> dict[str, Any]:
+    return {
+        "format": "underhood-run/1",
+        **task.settings(),
+        "optimizer": "levenberg",
+        "hidden": flags.hidden,
+        "pre_readout": flags.pre_readout,
+        "max_iterations": flags.steps,
+        "target_loss": flags.target_loss,
+        "first_seed": flags.first_seed,
+    }
