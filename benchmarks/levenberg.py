@@ -63,10 +63,11 @@ def students(d: int, seeds: int, target: float, batch: int, prune: bool) -> dict
         data, held_out = teacher_student(d, 1000 + seed, batch)
         reached = None
 
-        # `seconds_to_target` has restarts in it but no reduction; `seconds` has both.
+        # `seconds` has restarts and the reduction of the data in it, but not of the network.
+        begun = time.process_time()
         plain = fit_levenberg(*data, held_out=held_out, seed=seed, target_loss=target, prune=False, max_seconds=900)
         row = {"seed": seed, "held_out_loss": plain.held_out_loss, "met": plain.met, "iterations": plain.iterations}
-        row |= {"restarts": plain.restarts, "seconds": plain.seconds}
+        row |= {"restarts": plain.restarts, "seconds": plain.seconds, "cpu_seconds": time.process_time() - begun}
         row |= {"hidden": plain.hidden, "pre_readout": plain.pre_readout}
         if prune:
             reached = fit_levenberg(*data, held_out=held_out, seed=seed, target_loss=target, max_seconds=900)
@@ -85,6 +86,7 @@ def students(d: int, seeds: int, target: float, batch: int, prune: bool) -> dict
         "met": len(met),
         "of": seeds,
         "median_seconds": float(np.median([row["seconds"] for row in rows])),
+        "median_cpu_seconds": float(np.median([row["cpu_seconds"] for row in rows])),
         "smallest_hidden_and_pre_readout": smallest,
         "rows": rows,
     }
@@ -155,6 +157,10 @@ def main() -> None:
         if part == "optimistix":
             stored["optimistix"] = beside_optimistix()
         stored["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__}
+        stored["machine"] |= {
+            "load_average": os.getloadavg()[0],
+            "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS"),
+        }
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
         print(part, {key: value for key, value in stored[part].items() if key != "rows"}, flush=True)

@@ -130,6 +130,13 @@ def test_without_reduction_no_neuron_is_taken_that_is_needed_and_too_few_neurons
     assert wide.met and wide.hidden > 5
     narrow = fit_levenberg(xs, ys, held_out=(xs, ys), hidden=4, pre_readout=2, restarts=1, max_iterations=40)
     assert not narrow.met and narrow.held_out_loss > 1e-6
+    assert (narrow.hidden, narrow.pre_readout) <= (4, 2)
+
+
+def test_a_network_of_the_least_sizes_is_reached_from_a_wider_one():
+    xs, ys = teacher_data(2, batch=120)
+    least = fit_levenberg(xs, ys, held_out=(xs, ys), hidden=5, pre_readout=3, prune=False, max_iterations=80)
+    assert least.met and least.hidden == 5 and least.pre_readout == 3
 
 
 def test_free_lambdas_find_a_decay_that_fixed_ones_cannot_hold():

@@ -29,6 +29,8 @@ PATIENCE, PROGRESS = 20, 0.3  # a start that does not fall to this share of its 
 MARGIN = 0.3  # the training loss aims below the held-out target by this factor
 MOST_UNKNOWNS = 6000  # a Gauss–Newton matrix of 0.3 GB
 
+KINDS = ("pre_readout", "hidden")
+
 Callback = Callable[[int, float, float, int], Any]
 
 
@@ -70,22 +72,20 @@ def default_sizes(d: int) -> tuple[int, int]:
 
 
 def starting_sizes(d: int, hidden: int | None, pre_readout: int | None) -> tuple[int, int, int]:
-    """(perfect memory, perfect forget, pre-readout) neurons to start with.
+    """(perfect memory, perfect forget, pre-readout) neurons to start with, for a network of at most these sizes.
 
-    More neurons of a kind than x̃x̃ᵀ has distinct entries add nothing but time, so wider requests are cut.
+    A start narrower than the default mostly fails where reducing a wide network succeeds; and more neurons of a
+    kind than x̃x̃ᵀ has distinct entries add nothing but time. So narrow requests start wide, and wide ones are cut.
     """
-    wanted_hidden, wanted_pre = default_sizes(d)
-    hidden, pre_readout = hidden or wanted_hidden, pre_readout or wanted_pre
+    usual, usual_pre = default_sizes(d)
+    hidden, pre_readout = usual if hidden is None else hidden, usual_pre if pre_readout is None else pre_readout
     if hidden < 2 or pre_readout < 1:
-        raise UnderhoodError(
-            "levenberg needs 2 hidden and 1 pre-readout neurons at least", f"{hidden} and {pre_readout}"
-        )
+        raise UnderhoodError("levenberg takes 2 hidden and 1 pre-readout neurons at least", f"{hidden}, {pre_readout}")
     entries = (d + 1) * (d + 2) // 2
-    forget = min(max(round(0.37 * hidden), min(d, hidden - 1)), entries, hidden - 1)
-    memory = min(hidden - forget, entries)
-    forget = min(forget if memory < entries else hidden - memory, 2 * d + 1 if memory == entries else entries)
-    room = (MOST_UNKNOWNS - 2 * (d + 1) * (memory + forget)) // (memory + forget)
-    return memory, forget, max(1, min(pre_readout, room, 2 * wanted_pre))
+    forget = min(d + (max(hidden, usual) - d * (d + 3) // 2) // 2, 2 * d + 1)
+    memory = min(max(hidden, usual) - forget, entries)
+    room = MOST_UNKNOWNS // (memory + forget) - 2 * (d + 1)
+    return memory, forget, max(1, min(max(pre_readout, usual_pre), room, 2 * usual_pre))
 
 
 def fit_levenberg(
@@ -129,6 +129,7 @@ def fit_levenberg(
         problem or FreeLambda(xs, ys, targets_at), tests, targets_at == "last", target_loss, callback, checkpoint
     )
     run.deadline = began + max_seconds
+    run.widest = (hidden or math.inf, pre_readout or math.inf)
     memory, forget, pre = starting_sizes(run.problem.d, hidden, pre_readout)
 
     def fresh(restart: int) -> Progress:
@@ -143,12 +144,15 @@ def fit_levenberg(
     progress = resume or fresh(0)
     while True:
         progress, ended = run.descend(progress, max_iterations)
+        if ended == "met" and (prune or not run.fits(progress.reduced or progress.state)):
+            progress, ended = run.reduce(progress, max_iterations, prune)
+        if ended != "stopped" and not run.fits(progress.reduced or progress.state):
+            progress = run.cut(progress)
+            continue
         if ended != "stalled" or progress.restart >= restarts:
             break
         best = run.better(progress.best, progress.state)
         progress = fresh(progress.restart + 1)._replace(iterations=progress.iterations, best=best)
-    if ended == "met" and prune:
-        progress, ended = run.reduce(progress, max_iterations)
     state = progress.reduced or run.better(progress.best, progress.state)
     model = to_model(run.problem, state.weights, state.readout)
     held_out_loss = run.held_out(state)
@@ -179,6 +183,7 @@ class _Run:
     callback: Callback | None
     checkpoint: Callable[[Progress], Any] | None
     deadline: float = math.inf
+    widest: tuple[float, float] = (math.inf, math.inf)
     history: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
 
     def held_out(self, state: State) -> float:
@@ -234,14 +239,37 @@ class _Run:
                 return progress, "met" if self.met(progress) else "stopped"
         return progress, "met"
 
-    def reduce(self, progress: Progress, most: int) -> tuple[Progress, str]:
-        """Take away the weakest neurons, several at a time and then fewer, as long as the target is met again."""
+    def fits(self, state: State) -> bool:
+        """No wider than asked for."""
+        return len(state.weights.lambda_) <= self.widest[0] and len(state.weights.out_m) <= self.widest[1]
+
+    def cut(self, progress: Progress) -> Progress:
+        """Down to the sizes asked for, whatever it costs; to be trained on."""
+        state = progress.reduced or progress.state
+        surplus = (len(state.weights.out_m) - self.widest[1], len(state.weights.lambda_) - self.widest[0])
+        for kind, count in zip(KINDS, surplus, strict=True):
+            if count > 0:
+                state = without_weakest(state, self.problem, kind, int(count))
+        state = self._softened(state)
+        return progress._replace(state=state, reduced=None, pending=(), recent=(), taken=0)
+
+    def _softened(self, state: State) -> State:
+        """Ready to be trained on after neurons were taken away."""
+        decay = COUPLING * state.loss / max(size(state.weights), 1e-300)
+        return state._replace(damping=FIRST_DAMPING * state.loss**0.5, decay=decay, iteration=0, moved=True)
+
+    def reduce(self, progress: Progress, most: int, fully: bool) -> tuple[Progress, str]:
+        """Take away the weakest neurons, several at a time and then fewer, as long as the target is met again.
+
+        As far as it goes, or, if not `fully`, until the sizes asked for are reached.
+        """
         if progress.reduced is None:
-            pending = ("pre_readout", "hidden")
             budget = progress.iterations + most
-            progress = progress._replace(reduced=progress.state, pending=pending, recent=(), taken=0, budget=budget)
+            progress = progress._replace(reduced=progress.state, pending=KINDS, recent=(), taken=0, budget=budget)
         while progress.pending and progress.iterations < progress.budget and time.monotonic() < self.deadline:
             base, kind = progress.reduced or progress.state, progress.pending[0]
+            if not fully and self.fits(base):
+                break
             wide = len(base.weights.out_m) if kind == "pre_readout" else len(base.weights.lambda_)
             count = progress.taken or max(1, wide // 8)
             if count >= wide - (kind == "hidden"):
@@ -249,8 +277,7 @@ class _Run:
                 continue
             if progress.taken == 0 or not progress.recent:
                 trial = without_weakest(base, self.problem, kind, count)
-                decay = COUPLING * trial.loss / max(size(trial.weights), 1e-300)
-                trial = trial._replace(damping=FIRST_DAMPING * trial.loss**0.5, decay=decay, iteration=0)
+                trial = self._softened(trial)
                 progress = progress._replace(state=trial, recent=(trial.loss,), taken=count)
             while not self.met(progress) and not stalled(progress) and progress.state.iteration < 2 * PATIENCE:
                 progress, stop = self.advance(progress)
