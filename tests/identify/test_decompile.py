@@ -15,7 +15,7 @@ def tensor_of(attention: uh.LinearAttention) -> np.ndarray:
 
 
 def sizes(d: int, rank_value: int, rank_key_query: int, shared: int) -> tuple[int, int]:
-    """PAPER_NOTES: memory + query neurons, and pre-readout neurons, of one head."""
+    """docs/theory.md: memory + query neurons, and pre-readout neurons, of one head."""
     memory = rank_value * rank_key_query - shared * (shared - 1) // 2
     return memory + rank_key_query, memory
 

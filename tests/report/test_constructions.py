@@ -44,7 +44,8 @@ def test_table_4_notices_other_weights():
 def test_a_row_that_is_not_met_ends_with_1(tmp_path, monkeypatch, capsys):
     from underhood.report.artifact import Artifact, Row
 
-    monkeypatch.setitem(ARTIFACTS._things, "figure1", lambda budget, runs: Artifact("figure1", [Row("x", 1, 2, False)], {}))
+    failing = Artifact("figure1", [Row("x", 1, 2, False)], {})
+    monkeypatch.setitem(ARTIFACTS._things, "figure1", lambda budget, runs: failing)
     assert main(["reproduce", "figure1", "--out", str(tmp_path)]) == 1
     assert "✗" in capsys.readouterr().out
     assert make_artifact("figure1", "quick", tmp_path)[1]["rows"][0]["here"] == 2

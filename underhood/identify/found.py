@@ -50,7 +50,7 @@ class Found:
     pre_readout_after: int | None = None
     reduced: GatedRNN | None = None  # the smallest network found, in the block order of Figure 2.A
     reduced_change: float | None = None  # its relative distance from the network, on random sequences
-    tensor: np.ndarray | None = None  # T of PAPER_NOTES, summed over decays
+    tensor: np.ndarray | None = None  # T_i[a,b,c] of docs/theory.md, summed over decays
     deviation: float | None = None  # relative size of what attention does not have
     tolerance: float | None = None
     rest: dict[str, float] = field(default_factory=dict)  # the same by class of terms

@@ -1,4 +1,4 @@
-"""The same function in as few neurons as can be found: PAPER_NOTES' exact reduction instead of refitting.
+"""The same function in as few neurons as can be found: exact reduction instead of refitting.
 
 The output gating reads linear functionals of the memory neurons, that is, a subspace of quadratic forms in x.
 As many products (a·x)(b·x) as that subspace has dimensions hold it, where it has a basis of products. The
