@@ -118,7 +118,7 @@ def test_a_student_reaches_its_teacher_and_shrinks_to_few_neurons(d, seed):
     outputs = np.stack([np.asarray(found.model(sequence)) for sequence in fresh])
     assert 0.5 * np.mean((outputs - held_out[1]) ** 2) <= 1e-20
     assert set(np.unique(np.asarray(found.model.lambda_))) <= {0.0, 1.0}
-    # Minimal are d(d+1)/2 memory and d query neurons, and d(d+1)/2 products (PAPER_NOTES).
+    # Minimal are d(d+1)/2 memory and d query neurons, and d(d+1)/2 products.
     assert found.pre_readout <= d * (d + 1) // 2 + 2
     assert d * (d + 3) // 2 <= found.hidden <= d * (d + 3) // 2 + 6
     assert found.hidden < default_sizes(d)[0]
