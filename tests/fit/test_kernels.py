@@ -96,12 +96,15 @@ def test_lengths_and_sizes_beyond_the_kernel_take_the_model_s_own_scan():
         assert compare(model, t, False, np.float64) < 100 * tolerance(np.float64)
 
 
-def test_sparse_weights_take_the_model_s_own_scan():
-    model = uh.make_model("gated-rnn", 2, hidden=3)
-    sparse = uh.SparseMatrix.from_dense(np.asarray(model.readout))
-    with_sparse = eqx.tree_at(lambda m: m.readout, model, sparse)
-    xs = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 2)), jnp.float32)
-    np.testing.assert_allclose(forward(with_sparse, xs), forward(model, xs), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("target", ["gated-rnn", "lstm", "gru"])
+def test_compiled_networks_take_the_kernel_or_their_own_scan(target):
+    """They may have sparse weights, or gates that do not read the state."""
+    compiled = uh.compile(uh.random_attention(2), to=target).model
+    xs = np.random.default_rng(0).normal(size=(2, 4, 2))
+    with jax.enable_x64(True):
+        found = forward(compiled, jnp.asarray(xs))
+    for x, y in zip(xs, found, strict=True):
+        np.testing.assert_allclose(y, compiled(x), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["gated-rnn", "lstm", "gru"])
