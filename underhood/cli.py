@@ -13,6 +13,8 @@ import tyro
 from underhood.commands.compile import Compile
 from underhood.commands.decompile import Decompile
 from underhood.commands.disguise import Disguise
+from underhood.commands.export import Export
+from underhood.commands.import_ import Import
 from underhood.commands.output import BAD_INPUT, print_json
 from underhood.commands.probe import Probe
 from underhood.commands.reproduce import Reproduce
@@ -20,7 +22,7 @@ from underhood.commands.sample import Sample
 from underhood.commands.train import Train
 from underhood.errors import UnderhoodError, one_line
 
-# One line a command; the name is the class's in lower case.
+# One line a command.
 COMMANDS: tuple[type, ...] = (
     Sample,
     Compile,
@@ -29,6 +31,8 @@ COMMANDS: tuple[type, ...] = (
     Probe,
     Train,
     Reproduce,
+    Export,
+    Import,
 )
 
 
@@ -50,9 +54,14 @@ def main(arguments: list[str] | None = None) -> int:
         return BAD_INPUT
 
 
+def name_of(command: type) -> str:
+    """What the user types: the class's name in lower case, unless it has a `name` of its own."""
+    return getattr(command, "name", command.__name__.lower())
+
+
 def _parse(arguments: list[str]) -> Any:
     subcommands = tuple(
-        Annotated[command, tyro.conf.subcommand(command.__name__.lower(), prefix_name=False)] for command in COMMANDS
+        Annotated[command, tyro.conf.subcommand(name_of(command), prefix_name=False)] for command in COMMANDS
     )
     complaint = io.StringIO()
     try:
