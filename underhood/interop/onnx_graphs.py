@@ -60,8 +60,11 @@ def _lowering(double: bool, dtype: str) -> Callable[..., bytes]:
             model_name="underhood",
             enable_double_precision=double or narrow_weights,
             input_names=names,
-            output_names=output_names,
         )
+        # One value may have two names, as y and the state of a cell by itself do, so each gets a node to bear it.
+        for value, name in zip(made.graph.output, output_names, strict=True):
+            made.graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
+            value.name = name
         if names[0] == "x_wide":
             given = made.graph.input[0]
             given.name, given.type.tensor_type.elem_type = "x", onnx.TensorProto.FLOAT
