@@ -1,6 +1,6 @@
 """A gated RNN that computes attention, in onnxruntime: whole sequences, and one step at a time.
 
-    python examples/gated_rnn_in_onnxruntime.py
+python examples/gated_rnn_in_onnxruntime.py
 """
 
 import tempfile

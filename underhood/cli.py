@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any, Union
 
 import tyro
@@ -65,7 +66,7 @@ def _parse(arguments: list[str]) -> Any:
     )
     complaint = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(complaint), _without_blocked_torch():
             return tyro.cli(
                 Union[subcommands],  # type: ignore[valid-type]  # noqa: UP007
                 args=arguments,
@@ -78,6 +79,19 @@ def _parse(arguments: list[str]) -> Any:
             sys.stderr.write(complaint.getvalue())
             raise
         raise SystemExit(_refuse(_unboxed(complaint.getvalue()))) from None
+
+
+@contextlib.contextmanager
+def _without_blocked_torch() -> Iterator[None]:
+    """tyro imports torch where sys.modules has an entry for it, even the None that says it must not be imported."""
+    if sys.modules.get("torch", sys) is not None:
+        yield
+        return
+    del sys.modules["torch"]
+    try:
+        yield
+    finally:
+        sys.modules["torch"] = None  # type: ignore[assignment]
 
 
 def _unboxed(text: str) -> str:

@@ -17,8 +17,11 @@ from underhood.cli import main
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 HIDDEN = """
 import sys
-for name in {hidden!r}:
-    sys.modules[name] = None
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError("hidden", name=name)
+sys.meta_path.insert(0, Hidden())
 from underhood.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -104,3 +107,13 @@ def test_bad_input_leaves_nothing_behind(arguments, says, tmp_path, monkeypatch,
     assert says in err
     assert err.count("\n") == 1
     assert os.listdir() == ["rnn"]
+
+
+def test_a_blocked_torch_is_a_missing_torch(tmp_path, monkeypatch, capsys):
+    """sys.modules[name] = None is how a program says that a module must not be imported."""
+    uh.save(uh.make_model("lstm", 3, hidden=4), tmp_path / "rnn")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["export", str(tmp_path / "rnn"), "--to", "torch", "--out", str(tmp_path / "w")]) == 2
+    assert "pip install 'underhood[torch]'" in capsys.readouterr().err
+    assert sys.modules["torch"] is None
+    assert os.listdir(tmp_path) == ["rnn"]

@@ -36,10 +36,8 @@ def batch(count, length, d, dtype):
     return np.stack([sequence(length, d, seed) for seed in range(count)]).astype(dtype)
 
 
-# Float64 weights behind float32 inputs go through a cast and nothing else of their own: two networks show that.
-@pytest.mark.parametrize(
-    ("name", "weights"), [*((name, np.float32) for name in NAMES), ("lstm", np.float64), ("lru-in-skip", np.float64)]
-)
+@pytest.mark.parametrize("weights", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["gated-rnn", "lru-in-skip", "lstm", "gru-after"])
 def test_one_file_serves_every_batch_and_length(name, weights, tmp_path):
     model = network(name, weights)
     report = export(model, tmp_path / "w.onnx")
@@ -58,10 +56,19 @@ def test_one_file_serves_every_batch_and_length(name, weights, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_float32_networks_of_every_kind(name, tmp_path):
+    model = network(name, np.float32)
+    assert export(model, tmp_path / "w.onnx")["max_rel_error"] <= 1e-5
+    xs = batch(7, 100, model.d, np.float32)
+    (ys,) = session(tmp_path / "w.onnx").run(["y"], {"x": xs})
+    assert error(ys[6], model(xs[6])) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_streaming_equals_whole(name, tmp_path):
     model = network(name)
     export(model, tmp_path / "w.onnx", dtype="float64")
-    xs = batch(3, 40, model.d, np.float64)
+    xs = batch(3, 100, model.d, np.float64)
     (whole,) = session(tmp_path / "w.onnx").run(["y"], {"x": xs})
     assert agree(stream(tmp_path / "w.step.onnx", xs), whole)
     assert error(whole[2], model(xs[2])) <= TOLERANCE["float64"]

@@ -180,12 +180,8 @@ class _Run:
 
     def met(self, state: State) -> bool:
         near = self.problem.half_mean(state.loss) <= self.target
-        return (
-            (near
-            and self.held_out(state) <= MARGIN * self.target)
-            or (near
-            and not state.moved
-            and (self.held_out(state) <= self.target))
+        return (near and self.held_out(state) <= MARGIN * self.target) or (
+            near and not state.moved and (self.held_out(state) <= self.target)
         )
 
     def advance(self, progress: Progress) -> tuple[Progress, bool]:

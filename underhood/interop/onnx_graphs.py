@@ -156,7 +156,7 @@ def _real_step(model: Any) -> Callable[[list[Any], Any], tuple[list[Any], Any]]:
     return step
 
 
-def _lru_step(cell: LRU, lambda_: np.ndarray, state: Any, x: Any) -> tuple[Any, Any]:
+def _lru_step(cell: LRU, lambda_: Any, state: Any, x: Any) -> tuple[Any, Any]:
     """Eq. 6–9 in real and imaginary parts."""
     real, imag = state
     u = x if cell.input_gating is None else glu(cell.input_gating, x, x)

@@ -65,9 +65,9 @@ def _structure(tensors: Tensors, kind: str, ours: dict[str, Any]) -> dict[str, A
     """The structure of a model stored under our own names."""
     if kind not in GATES and kind not in LRU_FORMS:
         return {"kind": kind}
-    cell = {"kind": "lru-cell", "form": LRU_FORMS[kind]} if kind in LRU_FORMS else {"kind": f"{kind}-cell"}
-    if kind == "lru":
-        cell["input_gating"] = None
+    cell: dict[str, Any] = {"kind": f"{kind}-cell"}
+    if kind in LRU_FORMS:
+        cell = {"kind": "lru-cell", "form": LRU_FORMS[kind], **({"input_gating": None} if kind == "lru" else {})}
     if "nu_log" in tensors or "u" in tensors:
         return cell
     count = len({match[1] for name in tensors if (match := re.match(r"cells\.(\d+)\.", name))})

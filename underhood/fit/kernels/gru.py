@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from underhood.cells.gru import CANDIDATE, GRU, RESET, UPDATE
 from underhood.cells.linear import Linear
-from underhood.fit.kernels.dispatch import cell_kernel_for, projected
+from underhood.fit.kernels.dispatch import cell_kernel_for, own_scan, projected
 from underhood.fit.kernels.lstm import sigmoid, weight_gradient
 from underhood.fit.kernels.steps import at_step, delayed, put_step, zeros_like_step
 
@@ -21,7 +21,9 @@ from underhood.fit.kernels.steps import at_step, delayed, put_step, zeros_like_s
 @cell_kernel_for(GRU)
 def gru(cell: GRU, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float[Array, "n t b"]:
     """The hidden states of a batch, from a state of zeros."""
-    gates, n = (RESET, UPDATE), cell.hidden
+    if cell.reset == "after":  # torch's convention: to be read and run, not what the paper trains
+        return own_scan(cell, embedding, xs)
+    gates = (RESET, UPDATE)
     u, v, b = (jnp.concatenate([part[k] for k in gates]) for part in (cell.u, cell.v, cell.b))
     driven = projected(cell.u[CANDIDATE], cell.b[CANDIDATE], embedding, xs)
     return gru_states(v, cell.v[CANDIDATE], projected(u, b, embedding, xs), driven)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import jax
 from jaxtyping import Array, Float
 
 from underhood.cells.stack import Stack
-from underhood.fit.kernels.dispatch import CELL_KERNELS, affine, kernel_for
-from underhood.model import AbstractModel
+from underhood.fit.kernels.dispatch import CELL_KERNELS, affine, kernel_for, own_scan
 
 
 @kernel_for(Stack)
@@ -16,14 +14,6 @@ def stack(model: Stack, xs: Float[Array, "b t d"], last: bool) -> Float[Array, "
     signal, embedding, readout = xs.transpose(2, 1, 0), model.embedding, model.readout
     for index, cell in enumerate(model.cells):
         kernel, before = CELL_KERNELS.get(type(cell)), embedding if index == 0 else None
-        if kernel is not None:
-            signal = kernel(cell, before, signal)
-        else:
-            signal = _own_scan(cell, affine(before.weight, before.bias, signal) if before else signal)
+        signal = (own_scan if kernel is None else kernel)(cell, before, signal)
     outputs = affine(readout.weight, readout.bias, signal[:, -1] if last else signal)
     return outputs.T if last else outputs.transpose(2, 1, 0)
-
-
-def _own_scan(cell: AbstractModel, xs: Float[Array, "d t b"]) -> Float[Array, "d_o t b"]:
-    ys = jax.vmap(lambda x: cell._scan(x, cell._initial_state())[0], in_axes=1, out_axes=1)(xs.transpose(1, 2, 0))
-    return ys.transpose(2, 0, 1)
