@@ -21,7 +21,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) --editable '.[dev,torch]'
+	$(PIP) --editable '.[dev,onnx,torch]'
 	@touch $@
 
 reproduce: $(VENV)/.installed

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from underhood.errors import NotConstructible, UnderhoodError
     from underhood.fit.config import FitConfig
     from underhood.fit.runs import fit, fit_population
-    from underhood.identify.blackbox import probe
-    from underhood.identify.decompile import decompile
     from underhood.identify.disguise import disguise
     from underhood.identify.found import Found
     from underhood.interop.files import load, save
+    from underhood.interop.foreign import decompile, probe
     from underhood.model import make_model
 
 __version__ = "0.1.0"
@@ -48,8 +47,6 @@ _EXPORTS = {
     "SparseMatrix": "cells",
     "compile": "construct.compile",
     "Compiled": "construct.compile",
-    "decompile": "identify.decompile",
-    "probe": "identify.blackbox",
     "disguise": "identify.disguise",
     "Found": "identify.found",
     "TeacherStudent": "data",
@@ -59,6 +56,8 @@ _EXPORTS = {
     "fit_population": "fit.runs",
     "save": "interop.files",
     "load": "interop.files",
+    "decompile": "interop.foreign",
+    "probe": "interop.foreign",
 }
 
 __all__ = [

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any, Union
 
 import tyro
@@ -13,6 +14,8 @@ import tyro
 from underhood.commands.compile import Compile
 from underhood.commands.decompile import Decompile
 from underhood.commands.disguise import Disguise
+from underhood.commands.export import Export
+from underhood.commands.import_ import Import
 from underhood.commands.output import BAD_INPUT, print_json
 from underhood.commands.probe import Probe
 from underhood.commands.reproduce import Reproduce
@@ -20,7 +23,7 @@ from underhood.commands.sample import Sample
 from underhood.commands.train import Train
 from underhood.errors import UnderhoodError, one_line
 
-# One line a command; the name is the class's in lower case.
+# One line a command.
 COMMANDS: tuple[type, ...] = (
     Sample,
     Compile,
@@ -29,6 +32,8 @@ COMMANDS: tuple[type, ...] = (
     Probe,
     Train,
     Reproduce,
+    Export,
+    Import,
 )
 
 
@@ -50,13 +55,18 @@ def main(arguments: list[str] | None = None) -> int:
         return BAD_INPUT
 
 
+def name_of(command: type) -> str:
+    """What the user types: the class's name in lower case, unless it has a `name` of its own."""
+    return getattr(command, "name", command.__name__.lower())
+
+
 def _parse(arguments: list[str]) -> Any:
     subcommands = tuple(
-        Annotated[command, tyro.conf.subcommand(command.__name__.lower(), prefix_name=False)] for command in COMMANDS
+        Annotated[command, tyro.conf.subcommand(name_of(command), prefix_name=False)] for command in COMMANDS
     )
     complaint = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(complaint), _without_blocked_torch():
             return tyro.cli(
                 Union[subcommands],  # type: ignore[valid-type]  # noqa: UP007
                 args=arguments,
@@ -69,6 +79,19 @@ def _parse(arguments: list[str]) -> Any:
             sys.stderr.write(complaint.getvalue())
             raise
         raise SystemExit(_refuse(_unboxed(complaint.getvalue()))) from None
+
+
+@contextlib.contextmanager
+def _without_blocked_torch() -> Iterator[None]:
+    """tyro imports torch where sys.modules has an entry for it, even the None that says it must not be imported."""
+    if sys.modules.get("torch", sys) is not None:
+        yield
+        return
+    del sys.modules["torch"]
+    try:
+        yield
+    finally:
+        sys.modules["torch"] = None  # type: ignore[assignment]
 
 
 def _unboxed(text: str) -> str:

@@ -69,13 +69,16 @@ def lstm_cell(cell, xs):
 
 
 def gru_cell(cell, xs):
-    """Eq. 16–19."""
+    """Eq. 16–19, or torch's reading of Eq. 17 with its bias inside the reset."""
     (u_r, u_h, u_z), (v_r, v_h, v_z) = np.asarray(cell.u), np.asarray(cell.v)
     b_r, b_h, b_z = np.asarray(cell.b)
     h, hs = np.zeros(len(b_r)), []
     for x in xs:
         r = sigmoid(u_r @ x + v_r @ h + b_r)
-        candidate = np.tanh(u_h @ x + v_h @ (r * h) + b_h)
+        if cell.reset == "after":
+            candidate = np.tanh(u_h @ x + b_h + r * (v_h @ h + np.asarray(cell.b_hn)))
+        else:
+            candidate = np.tanh(u_h @ x + v_h @ (r * h) + b_h)
         z = sigmoid(u_z @ x + v_z @ h + b_z)
         h = (1 - z) * h + z * candidate
         hs.append(h)

@@ -53,3 +53,27 @@ def test_gru_is_torchs_where_the_reset_gate_is_open():
     xs = sequence(100, 5)
     assert agree(cell(xs), outputs(module, xs)), error(cell(xs), outputs(module, xs))
     assert not agree(cell(xs), outputs(torch_copy(module, cell, [0, 2, 1]), xs))
+
+
+def test_gru_that_resets_after_the_product_is_torchs():
+    random = np.random.default_rng(0)
+    module = torch.nn.GRU(5, 7, dtype=torch.float64)
+    weights = {name: random.normal(size=tuple(value.shape)) for name, value in module.state_dict().items()}
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=True)
+    u, v = (weights[f"weight_{which}_l0"].reshape(3, 7, -1)[[0, 2, 1]] for which in ("ih", "hh"))
+    b_input, b_hidden = (weights[f"bias_{which}_l0"].reshape(3, 7)[[0, 2, 1]] for which in ("ih", "hh"))
+    b_hn, b = b_hidden[1].copy(), b_input + b_hidden * np.array([1, 0, 1.0])[:, None]
+    flip = np.array([1, 1, -1.0])[:, None]  # torch's z keeps what ours replaces
+    u, v, b = flip[..., None] * u, flip[..., None] * v, flip * b
+    xs = sequence(1000, 5)
+    ours = uh.GRU(u, v, b, b_hn, "after")
+    assert agree(ours(xs), outputs(module, xs)), error(ours(xs), outputs(module, xs))
+    papers = uh.GRU(u, v, b + b_hn * np.array([0, 1, 0.0])[:, None])
+    assert not agree(papers(xs), outputs(module, xs))
+
+
+def test_a_reset_convention_comes_with_its_bias():
+    u, v, b = np.ones((3, 2, 2)), np.ones((3, 2, 2)), np.ones((3, 2))
+    for arguments in ((u, v, b, np.ones(2), "before"), (u, v, b, None, "after")):
+        with pytest.raises(uh.UnderhoodError, match="b_hn belongs to"):
+            uh.GRU(*arguments)

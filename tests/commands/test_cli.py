@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import underhood as uh
-from underhood.cli import COMMANDS, main
+from underhood.cli import COMMANDS, main, name_of
 
 
 def run(*arguments):
@@ -83,13 +83,13 @@ def test_help_needs_no_jax():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for command in COMMANDS:
-        assert command.__name__.lower() in done.stdout
+        assert name_of(command) in done.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__.lower())
+@pytest.mark.parametrize("command", COMMANDS, ids=name_of)
 def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as stop:
-        main([command.__name__.lower(), "--help"])
+        main([name_of(command), "--help"])
     assert stop.value.code == 0
     assert "--json" in capsys.readouterr().out
 

@@ -1,21 +1,30 @@
-"""Eq. 16–19, the GRU: h_t = (1 − z_t) ⊙ h_{t-1} + z_t ⊙ h̃_t, with the reset inside the recurrent product."""
+"""Eq. 16–19, the GRU: h_t = (1 − z_t) ⊙ h_{t-1} + z_t ⊙ h̃_t.
+
+The reset gate acts before the recurrent product in the paper (Eq. 17) and after it in torch; `reset` says which:
+
+    before   h̃ = tanh(U x + V (r ⊙ h) + b)
+    after    h̃ = tanh(U x + b + r ⊙ (V h + b_hn))
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import as_weight
+from underhood.arrays import as_weight, require_shape
 from underhood.cells.lstm import check_gates, random_gates, scan_driven
 from underhood.cells.stack import register_stack
+from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel
 
 # Rows of u, v and b, in the order of Eq. 16, 17 and 18.
 RESET, CANDIDATE, UPDATE = range(3)
+
+Reset = Literal["before", "after"]
 
 
 class GRU(AbstractModel):
@@ -26,9 +35,18 @@ class GRU(AbstractModel):
     u: Float[Array, "3 n d"] = eqx.field(converter=as_weight)
     v: Float[Array, "3 n n"] = eqx.field(converter=as_weight)
     b: Float[Array, "3 n"] = eqx.field(converter=as_weight)
+    b_hn: Float[Array, " n"] | None = eqx.field(converter=as_weight, default=None)  # torch's, inside the reset
+    reset: Reset = eqx.field(static=True, default="before")
 
     def __check_init__(self) -> None:
         check_gates(self, gates=3)
+        if self.reset not in get_args(Reset):
+            raise UnderhoodError("a GRU's reset is before or after the recurrent product", repr(self.reset))
+        if (self.b_hn is None) != (self.reset == "before"):
+            got = f"reset={self.reset!r} {'without' if self.b_hn is None else 'with'} b_hn"
+            raise UnderhoodError("b_hn belongs to a GRU that resets after the recurrent product", got)
+        if self.b_hn is not None:
+            require_shape("b_hn", self.b_hn, (self.hidden,), "(hidden,)")
 
     @property
     def d(self) -> int:
@@ -43,8 +61,9 @@ class GRU(AbstractModel):
         return self.u.shape[1]
 
     @classmethod
-    def random(cls, *, d: int, hidden: int, key: Array, dtype: Any = jnp.float32) -> GRU:
-        return cls(*random_gates(3, d, hidden, key, dtype))
+    def random(cls, *, d: int, hidden: int, key: Array, dtype: Any = jnp.float32, reset: Reset = "before") -> GRU:
+        b_hn = jnp.zeros(hidden, dtype) if reset == "after" else None
+        return cls(*random_gates(3, d, hidden, key, dtype), b_hn, reset)
 
     def _initial_state(self) -> Float[Array, " n"]:
         return jnp.zeros(self.hidden, self.dtype)
@@ -54,7 +73,11 @@ class GRU(AbstractModel):
     ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         reset = jax.nn.sigmoid(driven[RESET] + self.v[RESET] @ h)
         update = jax.nn.sigmoid(driven[UPDATE] + self.v[UPDATE] @ h)
-        candidate = jnp.tanh(driven[CANDIDATE] + self.v[CANDIDATE] @ (reset * h))
+        if self.b_hn is None:
+            recurrent = self.v[CANDIDATE] @ (reset * h)
+        else:
+            recurrent = reset * (self.v[CANDIDATE] @ h + self.b_hn)
+        candidate = jnp.tanh(driven[CANDIDATE] + recurrent)
         h = (1 - update) * h + update * candidate
         return h, h
 
@@ -70,3 +93,8 @@ class GRU(AbstractModel):
 @register_stack("gru")
 def _gru(inputs: int, hidden: int, key: Array, dtype: Any) -> GRU:
     return GRU.random(d=inputs, hidden=hidden, key=key, dtype=dtype)
+
+
+@register_stack("gru-after")
+def _gru_after(inputs: int, hidden: int, key: Array, dtype: Any) -> GRU:
+    return GRU.random(d=inputs, hidden=hidden, key=key, dtype=dtype, reset="after")

@@ -16,7 +16,7 @@ class Decompile:
     """Read a network's weights back to the linear attention they implement, with a certificate."""
 
     network: Annotated[Path, tyro.conf.Positional]
-    """Network to read (safetensors)."""
+    """Network to read: safetensors, or an ONNX graph, which is a black box."""
     against: Path | None = None
     """Attention to compare with: its key-values, queries and polynomial (safetensors)."""
     out: Path | None = None
@@ -38,12 +38,12 @@ class Decompile:
 
     def run(self) -> int:
         from underhood.attention.linear import require_attention
-        from underhood.identify.decompile import decompile
         from underhood.interop.files import load
+        from underhood.interop.foreign import decompile, is_onnx
 
         against = None if self.against is None else require_attention(load(self.against))
         found = decompile(
-            load(self.network),
+            self.network if is_onnx(self.network) else load(self.network),
             against=against,
             tolerance=self.tolerance,
             input_bound=self.input_bound,

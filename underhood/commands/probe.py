@@ -22,7 +22,7 @@ class Probe:
     """
 
     function: Annotated[str, tyro.conf.Positional]
-    """package.module:callable, found from the current folder; numpy, jax, torch or a model of this package."""
+    """package.module:callable, found from the current folder: numpy, jax, torch; or an ONNX file."""
     d: int
     """Input size."""
     against: Path | None = None
@@ -42,15 +42,18 @@ class Probe:
 
     def run(self) -> int:
         from underhood.attention.linear import require_attention
-        from underhood.identify.blackbox import probe
         from underhood.identify.callables import import_callable
         from underhood.interop.files import load
+        from underhood.interop.foreign import is_onnx, probe
 
         against = None if self.against is None else require_attention(load(self.against))
-        note(f"underhood: running the code of {self.function}")
+        function = self.function
+        if not is_onnx(self.function):
+            note(f"underhood: running the code of {self.function}")
+            function = import_callable(self.function)
         with contextlib.redirect_stdout(sys.stderr):  # what it prints is not our answer
             found = probe(
-                import_callable(self.function),
+                function,
                 self.d,
                 against=against,
                 seed=self.seed,

@@ -67,6 +67,9 @@ def _gated_cell(cell: Any, order: Array, scale: Array, random: np.random.Generat
     v = None if cell.v is None else _reading(np.asarray(cell.v)[:, neurons], neurons, sign)
     for array in (u, b) if v is None else (u, v, b):
         array[candidate] *= np.reshape(sign, (-1, *[1] * (array.ndim - 2))).astype(array.dtype)
+    if isinstance(cell, GRU) and cell.b_hn is not None:
+        b_hn = np.asarray(cell.b_hn)[neurons] * sign.astype(b.dtype)
+        return GRU(u, v, b, b_hn, cell.reset), neurons, sign
     return type(cell)(u, v, b), neurons, sign
 
 

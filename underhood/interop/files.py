@@ -38,7 +38,7 @@ _DTYPES = {
     "I64": np.int64,
 }
 
-OPTIONAL = ("decay", "v", "input_gating", "base")  # weights that a model may do without
+OPTIONAL = ("decay", "v", "b_hn", "input_gating", "base")  # weights that a model may do without
 
 # A structure is {"kind": …, static field: value, part: structure, …}; arrays go without saying.
 Structure = dict[str, Any]
@@ -48,8 +48,7 @@ def save(model: Any, path: str | os.PathLike[str], provenance: dict[str, Any] | 
     """Write `model` to `path`, whole or not at all; `provenance` is kept in the header as it is."""
     if getattr(model, "kind", None) not in MODELS:
         raise UnderhoodError("save takes a model of underhood", type(model).__name__, f"One of {', '.join(MODELS)}.")
-    tensors: dict[str, np.ndarray] = {}
-    structure = _describe(model, "", tensors)
+    structure, tensors = to_tensors(model)
     for name, tensor in tensors.items():
         require_finite(name, tensor)
     header = {
@@ -96,16 +95,28 @@ def load_with_header(path: str | os.PathLike[str]) -> tuple[Any, dict[str, str]]
         raise UnderhoodError(f"{path}: header and structure name one kind", f"{kind} and {structure['kind']}")
     for name, tensor in tensors.items():
         require_finite(f"{path}: {name}", tensor)
-    left = dict(tensors)
-    try:
-        model = _build({**structure, "kind": kind}, "", left)
-    except UnderhoodError as error:
-        raise UnderhoodError(f"{path}: {error.rule}", error.got, error.remedy) from None
-    except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
-        raise UnderhoodError(f"{path}: the header describes a model of kind {kind}", error) from None
-    if left:
-        raise UnderhoodError(f"{path}: a {kind} has no tensor of that name", ", ".join(sorted(left)))
+    model = from_tensors({**structure, "kind": kind}, tensors, str(path))
     return model, header
+
+
+def to_tensors(model: Any) -> tuple[Structure, dict[str, np.ndarray]]:
+    """The structure of `model` and its arrays by their dotted names."""
+    tensors: dict[str, np.ndarray] = {}
+    return _describe(model, "", tensors), tensors
+
+
+def from_tensors(structure: Structure, tensors: dict[str, np.ndarray], source: str) -> Any:
+    """The model that `structure` describes, out of exactly these tensors; errors name the `source`."""
+    kind, left = structure["kind"], dict(tensors)
+    try:
+        model = _build(structure, "", left)
+    except UnderhoodError as error:
+        raise UnderhoodError(f"{source}: {error.rule}", error.got, error.remedy) from None
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        raise UnderhoodError(f"{source}: the header describes a model of kind {kind}", error) from None
+    if left:
+        raise UnderhoodError(f"{source}: a {kind} has no tensor of that name", ", ".join(sorted(left)))
+    return model
 
 
 def sizes_of(model: Any) -> dict[str, Any]:

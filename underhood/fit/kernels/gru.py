@@ -21,7 +21,7 @@ from underhood.fit.kernels.steps import at_step, delayed, put_step, zeros_like_s
 @cell_kernel_for(GRU)
 def gru(cell: GRU, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float[Array, "n t b"] | None:
     """The hidden states of a batch, from a state of zeros."""
-    if not (is_dense(cell.u) and is_dense(cell.v)):
+    if not (is_dense(cell.u) and is_dense(cell.v)) or cell.reset == "after":  # torch's reset: read, not trained
         return None
     gates = (RESET, UPDATE)
     u, v, b = (jnp.concatenate([part[k] for k in gates]) for part in (cell.u, cell.v, cell.b))

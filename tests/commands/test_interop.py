@@ -1,0 +1,119 @@
+"""`export` and `import` as a user meets them, with and without the extras."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import underhood as uh
+from underhood.cli import main
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+HIDDEN = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError("hidden", name=name)
+sys.meta_path.insert(0, Hidden())
+from underhood.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def without(hidden, *arguments, folder):
+    """The command line of an installation that lacks these modules."""
+    code = HIDDEN.format(hidden=list(hidden))
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=folder, env=ENVIRONMENT
+    )
+
+
+def test_there_and_back(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = uh.make_model("lstm", 3, hidden=4, dtype=np.float64)
+    uh.save(model, "rnn")
+    assert main(["export", "rnn", "--to", "torch", "--out", "w.safetensors", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["verified"], report["module"], report["dtype"]) == (True, None, "float64")
+    assert "torch.nn.LSTM" in report["loads_into"]
+    assert main(["import", "w.safetensors", "--kind", "lstm", "--out", "back", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hidden"] == 4
+    xs = np.ones((5, 3))
+    assert uh.load("back")(xs).tobytes() == model(xs).tobytes()
+    assert main(["export", "rnn", "--to", "onnx", "--out", "w.onnx"]) == 0
+    assert sorted(os.listdir()) == ["back", "rnn", "w.onnx", "w.safetensors", "w.step.onnx"]
+
+
+def test_a_gated_rnn_brings_its_module(tmp_path, capsys):
+    uh.save(uh.make_model("gated-rnn", 3, hidden=4), tmp_path / "rnn")
+    assert main(["export", str(tmp_path / "rnn"), "--to", "torch", "--out", str(tmp_path / "w"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["module"] == str(tmp_path / "underhood_torch.py")
+    code = "import sys, torch, underhood_torch as u; n = u.load('w'); print(tuple(n(torch.ones(7, 3)).shape)); "
+    code += "sys.exit('underhood' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "(7, 3)\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("hidden", "extra", "arguments"),
+    [
+        (["torch"], "torch", ["export", "rnn", "--to", "torch", "--out", "new"]),
+        (["torch"], "torch", ["import", "w.pt", "--kind", "lstm", "--out", "new"]),
+        (["onnxruntime"], "onnx", ["export", "rnn", "--to", "onnx", "--out", "new"]),
+        (["onnx", "onnxruntime", "jax2onnx"], "onnx", ["export", "rnn", "--to", "onnx", "--out", "new"]),
+        (["jax2onnx"], "onnx", ["export", "rnn", "--to", "onnx", "--out", "new"]),
+    ],
+)
+def test_without_an_extra_the_command_says_which(hidden, extra, arguments, tmp_path):
+    uh.save(uh.make_model("lstm", 3, hidden=4), tmp_path / "rnn")
+    torch.save(torch.nn.LSTM(2, 3).state_dict(), tmp_path / "w.pt")
+    done = without(hidden, *arguments, folder=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert f"pip install 'underhood[{extra}]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == ["rnn", "w.pt"]
+
+
+def test_safetensors_come_in_without_torch(tmp_path):
+    safetensors.torch.save_file(torch.nn.LSTM(2, 3).state_dict(), tmp_path / "w")
+    done = without(["torch"], "import", "w", "--kind", "lstm", "--out", "rnn", "--json", folder=tmp_path)
+    assert (done.returncode, json.loads(done.stdout)["kind"]) == (0, "lstm-cell"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["export", "rnn", "--to", "tf", "--out", "new"], "Known: torch, onnx"),
+        (["export", "rnn", "--to", "torch", "--dtype", "float32", "--out", "new"], "keeps the dtype"),
+        (["export", "none", "--to", "torch", "--out", "new"], "the file exists"),
+        (["export", "rnn", "--to", "torch", "--out", "no/new"], "folder to write to exists"),
+        (["import", "rnn", "--kind", "x", "--out", "new"], "Known: lstm, gru"),
+        (["import", "rnn", "--kind", "lstm", "--out", "new"], "weight_ih_l0"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(arguments, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    uh.save(uh.random_attention(3), "rnn")
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+    assert os.listdir() == ["rnn"]
+
+
+def test_a_blocked_torch_is_a_missing_torch(tmp_path, monkeypatch, capsys):
+    """sys.modules[name] = None is how a program says that a module must not be imported."""
+    uh.save(uh.make_model("lstm", 3, hidden=4), tmp_path / "rnn")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["export", str(tmp_path / "rnn"), "--to", "torch", "--out", str(tmp_path / "w")]) == 2
+    assert "pip install 'underhood[torch]'" in capsys.readouterr().err
+    assert sys.modules["torch"] is None
+    assert os.listdir(tmp_path) == ["rnn"]

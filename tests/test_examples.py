@@ -1,0 +1,38 @@
+"""Every example runs as it stands, is short, and shows what it says."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def example(name):
+    return runpy.run_path(str(EXAMPLES / name))
+
+
+def test_an_lstm_that_computes_attention_in_plain_torch(capsys):
+    error, bound, largest = example("lstm_that_attends.py")["main"](seed=1)
+    assert error <= bound < 1e-4 * largest
+    assert "torch.nn.LSTM" in capsys.readouterr().out
+
+
+def test_a_gated_rnn_in_onnxruntime(capsys):
+    worst, difference = example("gated_rnn_in_onnxruntime.py")["main"](seed=1)
+    assert worst < 1e-4
+    assert difference < 1e-6
+    assert capsys.readouterr().out.count("\n") == 4
+
+
+def test_a_torch_trained_network_decompiled(capsys):
+    space = example("decompile_a_torch_network.py")
+    found, error = space["main"](seed=2)
+    assert found.verdict == "linear-attention"
+    assert error < 1e-2
+    assert "loss after training" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_examples_are_short(path):
+    assert len(path.read_text().splitlines()) < 60

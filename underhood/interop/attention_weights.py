@@ -1,0 +1,85 @@
+"""W_V, W_K and W_Q out of named tensors: by their names, or split from a torch.nn.MultiheadAttention.
+
+    in_proj_weight = [W_Q; W_K; W_V], each of H blocks of rows, one a head;  W_V of head h: W_O[:, block h] W_V[block h]
+
+What is taken over is the weights. torch's softmax and its factor 1/√d_k are no part of linear attention, and
+biases have no place in Eq. 1: a bias that is not zero is refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from underhood.attention.linear import LinearAttention
+from underhood.errors import UnderhoodError
+from underhood.interop.state_dict import Tensors, listed
+
+NAMES = {  # ours, the paper's
+    "w_value": ("w_value", "W_V", "v_proj_weight"),
+    "w_key": ("w_key", "W_K", "k_proj_weight"),
+    "w_query": ("w_query", "W_Q", "q_proj_weight"),
+}
+BIASES = ("in_proj_bias", "out_proj.bias", "bias_k", "bias_v")
+
+
+def attention_from(tensors: Tensors, heads: int = 1) -> LinearAttention:
+    """A linear attention from matrices (rows, d), split into `heads`, or arrays with a leading heads axis."""
+    if heads < 1:
+        raise UnderhoodError("heads is a whole number from 1 on", heads)
+    left = dict(tensors)
+    for name in BIASES:
+        bias = left.pop(name, None)
+        if bias is not None and np.any(bias):
+            raise UnderhoodError("the attention of Eq. 1 has no biases", f"{name} that is not zero", "Train without.")
+    value, key, query = _three(left)
+    output, decay = left.pop("out_proj.weight", None), left.pop("decay", None)
+    if left:
+        remedy = "Known: in_proj_weight, out_proj.weight, or w_value, w_key, w_query and decay; see docs/format.md."
+        raise UnderhoodError("every tensor of an attention has a known name", listed(left), remedy)
+    if value.ndim == key.ndim == query.ndim == 3:
+        if output is not None or heads not in (1, len(value)):
+            got = (
+                f"{len(value)} heads in the arrays, heads={heads}, out_proj {'given' if output is not None else 'none'}"
+            )
+            raise UnderhoodError("arrays with a heads axis are complete as they are", got)
+        return LinearAttention(value, key, query, decay)
+    if not value.ndim == key.ndim == query.ndim == 2:
+        raise UnderhoodError("W_V, W_K and W_Q are all matrices, or all have a heads axis", listed(tensors))
+    key, query = _blocks("w_key", key, heads), _blocks("w_query", query, heads)
+    return LinearAttention(_values(value, output, heads), key, query, decay)
+
+
+def _three(left: Tensors) -> list[np.ndarray]:
+    if "in_proj_weight" in left:
+        joint = left.pop("in_proj_weight")
+        if joint.ndim != 2 or len(joint) != 3 * joint.shape[1]:
+            raise UnderhoodError("in_proj_weight has shape (3·d, d): queries, keys, values", joint.shape)
+        query, key, value = np.split(joint, 3)
+        return [value, key, query]
+    found = []
+    for name, spellings in NAMES.items():
+        here = [spelling for spelling in spellings if spelling in left]
+        if len(here) != 1:
+            rule = f"an attention has {name} (or {', '.join(spellings[1:])}) once"
+            raise UnderhoodError(rule, ", ".join(here) or listed(left), "See docs/format.md.")
+        found.append(left.pop(here[0]))
+    return found
+
+
+def _values(value: np.ndarray, output: np.ndarray | None, heads: int) -> np.ndarray:
+    """Heads of torch stand one after another in the output; Eq. 1 sums them, each with the output's size."""
+    if heads == 1 and output is None:
+        return value
+    rows = len(value)
+    output = np.eye(rows, dtype=value.dtype) if output is None else output
+    if output.ndim != 2 or output.shape[1] != rows:
+        raise UnderhoodError(f"out_proj.weight has shape (outputs, {rows})", output.shape)
+    blocks = _blocks("w_value", value, heads)
+    columns = np.split(output, heads, axis=1)
+    return np.stack([column @ block for column, block in zip(columns, blocks, strict=True)])
+
+
+def _blocks(name: str, weight: np.ndarray, heads: int) -> np.ndarray:
+    if len(weight) % heads:
+        raise UnderhoodError(f"{name} has rows for {heads} heads of one size", f"{len(weight)} rows")
+    return weight.reshape(heads, -1, weight.shape[1])

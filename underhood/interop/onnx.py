@@ -1,0 +1,104 @@
+"""ONNX: the whole sequence in one graph with free batch and time axes, and one step with its state in and out.
+
+    rnn.onnx         x (batch, time, d)                         →  y (batch, time, d_out), from the initial state
+    rnn.step.onnx    x (batch, d), state_0 (batch, …), …        →  y (batch, d_out), next_state_0 (batch, …), …
+
+The initial state is all zeros. x and y are float32 unless asked otherwise; in between, a graph computes in the dtype
+of the weights, as models do: a network compiled in float64 keeps its precision. A complex state, the LRU's, is handed
+over as two real ones. jax2onnx does the lowering, from the same `_step` that jax runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from underhood.errors import UnderhoodError, one_line
+from underhood.interop.atomic import read_bytes, write_atomically
+from underhood.interop.checked import check
+from underhood.interop.extras import require
+from underhood.interop.onnx_graphs import to_graphs
+from underhood.interop.torch_names import densified
+
+DTYPES = ("float32", "float64")
+TOLERANCE = {"float32": 1e-4, "float64": 1e-6}  # of the larger dtype's rounding and of y's own, over largest output
+QUIET = 3  # errors only: onnxruntime would remark on constants that the lowering leaves unused
+
+
+def export(model: Any, path: str | os.PathLike[str], *, dtype: str = "float32") -> dict[str, Any]:
+    """Write both graphs, after a run of the first in onnxruntime was compared with the model."""
+    if dtype not in DTYPES:
+        raise UnderhoodError("x and y of a graph are float32 or float64", repr(dtype))
+    for module in ("onnx", "onnxruntime", "jax2onnx"):
+        require(module, "onnx", "export to ONNX")
+    path = Path(path)
+    beside = path.with_name(f"{path.stem}.step{path.suffix or '.onnx'}")
+    whole, step = to_graphs(densified(model), dtype)
+    narrow = min(dtype, str(model.dtype))
+    checked = check(model, _callable(_session(whole)), TOLERANCE[narrow], widen=False)
+    write_atomically(beside, step)
+    write_atomically(path, whole)
+    return {
+        "kind": model.kind,
+        "to": "onnx",
+        "dtype": dtype,
+        "computes_in": str(model.dtype),
+        **checked.report,
+        "out": str(path),
+        "step": str(beside),
+    }
+
+
+def as_callable(path: str | os.PathLike[str]) -> Callable[[np.ndarray], np.ndarray]:
+    """One sequence (t, d) → (t, d_out) through onnxruntime, NumPy in and out.
+
+    Takes a graph whose one input is (batch, time, d) or (time, d), of ours or of others; its first output counts.
+    """
+    require("onnxruntime", "onnx", "running an ONNX file")
+    return _callable(_session(read_bytes(path), str(path)), str(path))
+
+
+def input_size(path: str | os.PathLike[str]) -> int | None:
+    """d, where the graph tells it."""
+    require("onnxruntime", "onnx", "running an ONNX file")
+    size = _session(read_bytes(path), str(path)).get_inputs()[0].shape[-1:]
+    return size[0] if size and isinstance(size[0], int) else None
+
+
+def _session(content: bytes, source: str = "the graph") -> Any:
+    import onnxruntime
+
+    onnxruntime.disable_telemetry_events()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = QUIET
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # networks this small gain nothing from more
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise UnderhoodError(f"{source} is an ONNX model that onnxruntime runs", one_line(error)[:200]) from None
+
+
+def _callable(session: Any, source: str = "the graph") -> Callable[[np.ndarray], np.ndarray]:
+    given = session.get_inputs()
+    kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+    if len(given) != 1 or given[0].type not in kinds or len(given[0].shape) not in (2, 3):
+        got = ", ".join(f"{one.name} {one.type} {one.shape}" for one in given)
+        remedy = "A step graph is run step by step; take the whole one."
+        raise UnderhoodError(f"{source} has one input of floats, (batch, time, d) or (time, d)", got, remedy)
+    name, dtype, batched = given[0].name, kinds[given[0].type], len(given[0].shape) == 3
+
+    def run(xs: np.ndarray) -> np.ndarray:
+        xs = np.ascontiguousarray(xs, dtype)
+        try:
+            ys = session.run(None, {name: xs[None] if batched else xs})[0]
+        except Exception as error:
+            raise UnderhoodError(
+                f"{source} takes sequences of this shape", f"{xs.shape}: {one_line(error)[:160]}"
+            ) from None
+        return np.asarray(ys[0] if batched else ys, np.float64)
+
+    return run

@@ -1,0 +1,175 @@
+"""jax → ONNX by jax2onnx, from the same `_step` that jax runs, and what its graphs need before they are right."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from underhood.arrays import precision_of
+from underhood.cells import LRU, GatedRNN, Stack
+from underhood.cells.gated_rnn import append_one
+from underhood.cells.lru import glu
+
+
+def to_graphs(model: Any, dtype: str = "float32") -> tuple[bytes, bytes]:
+    """The whole graph and the step graph, serialised."""
+    outer, inner = jnp.dtype(dtype), jnp.dtype(model.dtype)
+
+    with precision_of(model), _x64(dtype == "float64"):
+        step = _real_step(model)
+        initial = jax.tree.leaves(_real(model._initial_state()))
+
+        def whole(xs: Any) -> Any:
+            states = [jnp.broadcast_to(one[None], (xs.shape[0], *one.shape)) for one in initial]
+
+            def body(states: Any, x: Any) -> tuple[Any, Any]:
+                return jax.vmap(step)(states, x)
+
+            ys = jax.lax.scan(body, states, jnp.swapaxes(xs, 0, 1).astype(inner))[1]
+            return jnp.swapaxes(ys, 0, 1).astype(outer)
+
+        def one_step(x: Any, *states: Any) -> Any:
+            following, y = jax.vmap(step)(list(states), x.astype(inner))
+            return (y.astype(outer), *following)
+
+        shapes = [("batch", *one.shape) for one in initial]
+        names = [f"state_{index}" for index in range(len(initial))]
+        lower = _lowering(inner == np.float64, dtype)
+        return (
+            lower(whole, [("batch", "time", model.d)], ["x"], ["y"]),
+            lower(one_step, [("batch", model.d), *shapes], ["x", *names], ["y", *(f"next_{name}" for name in names)]),
+        )
+
+
+def _lowering(double: bool, dtype: str) -> Callable[..., bytes]:
+    """jax2onnx with our names; it makes every input as wide as the arithmetic, so that a narrower x gets a cast."""
+    import jax2onnx
+    import onnx
+
+    def lower(function: Any, inputs: list[Any], input_names: list[str], output_names: list[str]) -> bytes:
+        names = ["x_wide", *input_names[1:]] if double and dtype == "float32" else input_names
+        narrow_weights = not double and dtype == "float64"
+        made: Any = jax2onnx.to_onnx(
+            function,
+            inputs=inputs,
+            model_name="underhood",
+            enable_double_precision=double or narrow_weights,
+            input_names=names,
+        )
+        # One value may have two names, as y and the state of a cell by itself do, so each gets a node to bear it.
+        for value, name in zip(made.graph.output, output_names, strict=True):
+            made.graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
+            value.name = name
+        if names[0] == "x_wide":
+            given = made.graph.input[0]
+            given.name, given.type.tensor_type.elem_type = "x", onnx.TensorProto.FLOAT
+            made.graph.node.insert(0, onnx.helper.make_node("Cast", ["x"], ["x_wide"], to=onnx.TensorProto.DOUBLE))
+        _correct(made.graph, np.float64 if double else np.float32)
+        onnx.checker.check_model(made)
+        return made.SerializeToString()
+
+    return lower
+
+
+def _correct(graph: Any, dtype: Any) -> None:
+    """Make σ precise near 0, and drop constants that nothing reads, on which onnxruntime would remark.
+
+    onnxruntime computes σ(z) as 1 − σ(−z) for z < 0, and cuts z off at ±18 in float32: of the gates of a compiled
+    GRU, σ(−42), nothing is left. 1/(1 + exp(−z)) keeps every digit.
+    """
+    import onnx
+
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _correct(attribute.g, dtype)
+        graph.node.extend(_sigmoid(node, dtype) if node.op_type == "Sigmoid" else [node])
+    used = _names_read(graph)
+    kept = [one for one in graph.initializer if one.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _sigmoid(node: Any, dtype: Any) -> list[Any]:
+    """σ(z) = 1 / (1 + exp(−z)), in place of the node."""
+    import onnx
+
+    (z,), (out,) = node.input, node.output
+    one = onnx.numpy_helper.from_array(np.ones((), dtype))
+    return [
+        onnx.helper.make_node("Constant", [], [f"{out}_one"], value=one),
+        onnx.helper.make_node("Neg", [z], [f"{out}_opposite"]),
+        onnx.helper.make_node("Exp", [f"{out}_opposite"], [f"{out}_power"]),
+        onnx.helper.make_node("Add", [f"{out}_power", f"{out}_one"], [f"{out}_below"]),
+        onnx.helper.make_node("Div", [f"{out}_one", f"{out}_below"], [out]),
+    ]
+
+
+def _names_read(graph: Any) -> set[str]:
+    """Names that the nodes of the graph, or of graphs within it, take as inputs or hand out."""
+    names = {one.name for one in graph.output}
+    for node in graph.node:
+        names.update(node.input)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                names |= _names_read(attribute.g)
+    return names
+
+
+def _real(state: Any) -> Any:
+    """ONNX has no complex numbers: a complex state becomes its real and imaginary part."""
+    return jax.tree.map(lambda one: [one.real, one.imag] if jnp.iscomplexobj(one) else one, state)
+
+
+def _real_step(model: Any) -> Callable[[list[Any], Any], tuple[list[Any], Any]]:
+    """`model._step` on the list of real arrays that its state consists of."""
+    treedef = jax.tree.structure(_real(model._initial_state()))
+    # λ as jax has it goes in as a constant: with λ near 1, another library's last bit of exp shows after 1000 steps.
+    cells = getattr(model, "cells", (model,))
+    lambdas = {id(cell): np.asarray(cell.lambda_) for cell in cells if isinstance(cell, LRU | GatedRNN)}
+
+    def step(states: list[Any], x: Any) -> tuple[list[Any], Any]:
+        state, y = stepped(model, jax.tree.unflatten(treedef, states), x)
+        return jax.tree.leaves(state), y
+
+    def stepped(model: Any, state: Any, x: Any) -> tuple[Any, Any]:
+        if isinstance(model, LRU):
+            return _lru_step(model, lambdas[id(model)], state, x)
+        if isinstance(model, GatedRNN):
+            state = jnp.asarray(lambdas[id(model)]) * state + model.input_gating(append_one(x))
+            return state, model._output(state)
+        if not isinstance(model, Stack):
+            return model._step(state, x)
+        signal, states = model.embedding(x), []
+        for cell, cell_state in zip(model.cells, state, strict=True):
+            cell_state, signal = stepped(cell, cell_state, signal)
+            states.append(cell_state)
+        return tuple(states), model.readout(signal)
+
+    return step
+
+
+def _lru_step(cell: LRU, lambda_: Any, state: Any, x: Any) -> tuple[Any, Any]:
+    """Eq. 6–9 in real and imaginary parts."""
+    real, imag = state
+    u = x if cell.input_gating is None else glu(cell.input_gating, x, x)
+    lambda_real, lambda_imag, gamma = jnp.asarray(lambda_.real), jnp.asarray(lambda_.imag), jnp.exp(cell.gamma_log)
+    real, imag = (
+        lambda_real * real - lambda_imag * imag + gamma * (u @ cell.b_real.T),
+        lambda_real * imag + lambda_imag * real + gamma * (u @ cell.b_imag.T),
+    )
+    read = real @ cell.c_real.T - imag @ cell.c_imag.T + u @ cell.skip.T
+    return [real, imag], glu(cell.output_gating, x if cell.form == "in-skip" else read, read)
+
+
+@contextlib.contextmanager
+def _x64(on: bool) -> Iterator[None]:
+    with jax.enable_x64(True) if on else contextlib.nullcontext():
+        yield

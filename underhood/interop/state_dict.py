@@ -1,0 +1,121 @@
+"""Named tensors from files of other programs: safetensors, torch's .pt, numpy's .npz; never code from a pickle."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from underhood.arrays import require_finite
+from underhood.errors import UnderhoodError, one_line
+from underhood.interop.atomic import read_bytes
+from underhood.interop.extras import require
+from underhood.interop.files import read_tensors
+
+Tensors = dict[str, np.ndarray]
+
+# torch writes zip archives, and wrote bare pickles before; a pickle of protocol 2 or later opens with 0x80.
+ZIP, PICKLE = b"PK\x03\x04", b"\x80"
+WRAPPERS = ("state_dict", "model_state_dict")  # what checkpoints call the weights
+
+
+def read_state_dict(path: str | os.PathLike[str]) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors in float32 or float64, row by row in memory, and what an export of ours said of them."""
+    content = read_bytes(path)
+    description: dict[str, Any] = {}
+    if content.startswith(ZIP) and _is_npz(path, content):
+        tensors: dict[str, Any] = _read_npz(path, content)
+    elif content.startswith((ZIP, PICKLE)):
+        tensors = _read_torch(path, content)
+    else:
+        header, tensors = read_tensors(path)
+        description = _description(path, header)
+    return {name: as_float(f"{path}: {name}", tensor) for name, tensor in tensors.items()}, description
+
+
+def as_float(name: str, tensor: Any) -> np.ndarray:
+    """The same values in float32 (float16 and bfloat16 widen exactly) or float64, C-ordered and finite."""
+    array = np.asarray(tensor)
+    if array.dtype in (np.float16, ml_dtypes.bfloat16):
+        array = array.astype(np.float32)
+    if array.dtype not in (np.float32, np.float64):
+        raise UnderhoodError(f"{name} has a dtype from float16 and bfloat16 to float64", array.dtype)
+    require_finite(name, array)
+    return np.ascontiguousarray(array)
+
+
+def part_of(tensors: Tensors, part: str) -> Tensors:
+    """What stands under the prefix `part`, without it."""
+    prefix = part if not part or part.endswith(".") else f"{part}."
+    found = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    if not found:
+        raise UnderhoodError(f"the file has tensors under {prefix!r}", listed(tensors))
+    return found
+
+
+def listed(tensors: Tensors) -> str:
+    """Names and shapes for an error, cut short where there are many."""
+    rows = [f"{name} {tuple(np.shape(tensor))}" for name, tensor in sorted(tensors.items())]
+    return ", ".join(rows[:8]) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "") or "none"
+
+
+def _is_npz(path: Any, content: bytes) -> bool:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            names = archive.namelist()
+    except zipfile.BadZipFile as error:
+        raise UnderhoodError(f"{path} is a whole file", error) from None
+    return bool(names) and all(name.endswith(".npy") for name in names)
+
+
+def _read_npz(path: Any, content: bytes) -> dict[str, Any]:
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise UnderhoodError(f"{path} holds arrays of numbers", error) from None
+
+
+def _read_torch(path: Any, content: bytes) -> dict[str, Any]:
+    torch = require("torch", "torch", "reading a .pt file")
+    try:
+        # Given here, the argument wins over the environment variable that would switch it off.
+        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:
+        # torch names the forbidden global at the end of pages of advice, which includes how to run the file.
+        what = one_line(error).partition("WeightsUnpickler error: ")[2].partition("Please")[0] or type(error).__name__
+        remedy = "Save model.state_dict() and nothing else, best as safetensors. Nothing in the file was run."
+        raise UnderhoodError(f"{path} holds tensors only", what[:200], remedy) from None
+    for wrapper in WRAPPERS:
+        if isinstance(loaded, dict) and isinstance(loaded.get(wrapper), dict):
+            loaded = loaded[wrapper]
+    if not isinstance(loaded, dict) or not loaded:
+        raise UnderhoodError(f"{path} holds a state dict", type(loaded).__name__, "Save model.state_dict().")
+    wrong = [str(name) for name, value in loaded.items() if not (isinstance(name, str) and torch.is_tensor(value))]
+    if wrong:
+        raise UnderhoodError(f"{path} holds a state dict of named tensors", f"other things: {', '.join(wrong[:8])}")
+    return {name: torch_array(f"{path}: {name}", tensor) for name, tensor in loaded.items()}
+
+
+def torch_array(name: str, tensor: Any) -> np.ndarray:
+    """A torch tensor in NumPy, whatever its strides and device; NumPy has no bfloat16, so that one widens here."""
+    torch = require("torch", "torch", "reading torch tensors")
+    if tensor.layout != torch.strided or not tensor.is_floating_point() or tensor.itemsize < 2:
+        raise UnderhoodError(f"{name} is a dense float tensor of 16 bits or more", f"{tensor.layout} {tensor.dtype}")
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _description(path: Any, header: dict[str, str]) -> dict[str, Any]:
+    try:
+        value = json.loads(header.get("underhood", "{}"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UnderhoodError(f"{path}: header entry underhood is JSON", error) from None
+    if not isinstance(value, dict):
+        raise UnderhoodError(f"{path}: header entry underhood is a JSON object", type(value).__name__)
+    return value

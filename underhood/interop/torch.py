@@ -1,0 +1,113 @@
+"""torch both ways: `export` writes a state dict and checks it, `as_callable` runs a module on NumPy arrays."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from underhood.arrays import require_finite
+from underhood.errors import UnderhoodError
+from underhood.interop import torch_modules_source
+from underhood.interop.atomic import write_atomically
+from underhood.interop.checked import Checked, check
+from underhood.interop.extras import require
+from underhood.interop.state_dict import as_float, torch_array
+from underhood.interop.torch_names import to_state_dict
+
+MODULE = "underhood_torch.py"  # the name of torch_modules.py beside an export
+PLAIN = ("LSTM", "GRU", "Recurrent")  # these load into torch's own classes
+
+
+def export(model: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Write a state dict (safetensors) that loads with strict=True, and the module for it where torch has none."""
+    require("torch", "torch", "export to torch")
+    path = Path(path)
+    description, tensors = to_state_dict(model)
+    for name, tensor in tensors.items():
+        require_finite(name, tensor)
+    checked = check(model, as_callable(_module(description, tensors).double()))
+    plain = description["class"] in PLAIN
+    beside = None if plain else _write_module(path.parent / MODULE)
+    # safetensors writes the buffer as it lies in memory, whatever its strides say.
+    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    header = {"format": "pt", "underhood": json.dumps(description)}
+    write_atomically(path, safetensors.numpy.save(contiguous, metadata=header))
+    return {
+        "kind": model.kind,
+        "to": "torch",
+        "loads_into": _loads_into(description),
+        "dtype": str(model.dtype),
+        "parameters": sum(tensor.size for tensor in tensors.values()),
+        **checked.report,
+        "out": str(path),
+        "module": None if beside is None else str(beside),
+    }
+
+
+def to_module(model: Any) -> Any:
+    """The model as a torch.nn.Module, in the dtype of its weights."""
+    torch = require("torch", "torch", "a torch module")
+    description, tensors = to_state_dict(model)
+    return _module(description, tensors).to({4: torch.float32, 8: torch.float64}[model.dtype.itemsize])
+
+
+def as_callable(module: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """One sequence (t, d) → (t, d_out), NumPy in and out, in the module's dtype, on its device, without gradients.
+
+    A module that returns a tuple, as torch.nn.LSTM does, is taken by its first entry.
+    """
+    torch = require("torch", "torch", "running a torch module")
+    if not isinstance(module, torch.nn.Module):
+        raise UnderhoodError("this takes a torch.nn.Module", type(module).__name__)
+    weight = next((tensor for tensor in module.parameters() if tensor.is_floating_point()), None)
+    kind = {} if weight is None else {"dtype": weight.dtype, "device": weight.device}
+
+    def run(xs: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            ys = module(torch.as_tensor(np.ascontiguousarray(xs), **kind))
+        ys = ys[0] if isinstance(ys, tuple | list) else ys
+        return torch_array("the module's output", ys).astype(np.float64)
+
+    return run
+
+
+def state_dict_of(module: Any) -> dict[str, np.ndarray]:
+    """The module's weights in NumPy, as `read_state_dict` gives those of a file."""
+    tensors = {name: torch_array(name, tensor) for name, tensor in module.state_dict().items()}
+    return {name: as_float(name, tensor) for name, tensor in tensors.items()}
+
+
+def _module(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Any:
+    import torch
+
+    from underhood.interop.torch_modules import build
+
+    # In float64, where widened weights are exact: casting down is left to the caller.
+    module = build(description).double()
+    module.load_state_dict({name: torch.from_numpy(np.array(tensor)) for name, tensor in tensors.items()}, strict=True)
+    return module.eval()
+
+
+def _write_module(path: Path) -> Path:
+    source = torch_modules_source()
+    if path.exists():
+        first = source.splitlines()[0].encode()
+        if not path.is_file() or not path.read_bytes().startswith(first):
+            raise UnderhoodError(f"{path} is free for the torch module", "another file", "Choose another folder.")
+    return write_atomically(path, source.encode())
+
+
+def _loads_into(description: dict[str, Any]) -> str:
+    if description["class"] == "Recurrent":
+        name = description["cell"]
+        return f"embedding: torch.nn.Linear, {name.lower()}: torch.nn.{name}, readout: torch.nn.Linear"
+    return f"torch.nn.{description['class']}" if description["class"] in PLAIN else f"{MODULE}: {description['class']}"
+
+
+__all__ = ["MODULE", "Checked", "as_callable", "export", "state_dict_of", "to_module"]

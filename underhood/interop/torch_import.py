@@ -1,0 +1,185 @@
+"""Our models out of named tensors: torch.nn.LSTM, torch.nn.GRU, and the names of docs/format.md."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import numpy as np
+
+from underhood.cells import GRU, LSTM, Linear, Stack
+from underhood.errors import UnderhoodError
+from underhood.interop.attention_weights import attention_from
+from underhood.interop.files import from_tensors
+from underhood.interop.state_dict import Tensors, listed, part_of, read_state_dict
+from underhood.interop.torch_names import ours_from_torch
+
+GATES = {"lstm": 4, "gru": 3}
+LRU_FORMS = {"lru": "out", "lru-in-out": "in-out", "lru-in-skip": "in-skip"}
+KINDS = (*GATES, "gated-rnn", "gated-rnn-dense", *LRU_FORMS, "attention")
+
+
+def import_model(
+    path: str | os.PathLike[str],
+    kind: str,
+    *,
+    part: str = "",
+    heads: int = 1,
+    embedding: str = "embedding",
+    readout: str = "readout",
+) -> Any:
+    """A model of underhood from a file of another program's, read by `read_state_dict`."""
+    if kind not in KINDS:
+        raise UnderhoodError("unknown kind to import", repr(kind), f"Known: {', '.join(KINDS)}.")
+    tensors, description = read_state_dict(path)
+    tensors = part_of(tensors, part) if part else tensors
+    try:
+        return from_state_dict(tensors, kind, description, heads=heads, embedding=embedding, readout=readout)
+    except UnderhoodError as error:
+        raise UnderhoodError(f"{path}: {error.rule}", error.got, error.remedy) from None
+
+
+def from_state_dict(
+    tensors: Tensors,
+    kind: str,
+    description: dict[str, Any] | None = None,
+    *,
+    heads: int = 1,
+    embedding: str = "embedding",
+    readout: str = "readout",
+) -> Any:
+    """`description` is what our own export wrote beside the tensors; files of others do without."""
+    ours = (description or {}).get("ours", {})
+    ours = ours if isinstance(ours, dict) else {}
+    if kind == "attention":
+        return attention_from(tensors, heads)
+    if heads != 1:
+        raise UnderhoodError("heads are for the kind attention", f"kind {kind}")
+    if kind in GATES and not any(name == "u" or name.startswith("cells.") for name in tensors):
+        return _recurrent(dict(tensors), kind, ours, embedding, readout)
+    return from_tensors(_structure(tensors, kind, ours), tensors, kind)
+
+
+def _structure(tensors: Tensors, kind: str, ours: dict[str, Any]) -> dict[str, Any]:
+    """The structure of a model stored under our own names."""
+    if kind not in GATES and kind not in LRU_FORMS:
+        return {"kind": kind}
+    cell: dict[str, Any] = {"kind": f"{kind}-cell"}
+    if kind in LRU_FORMS:
+        cell = {"kind": "lru-cell", "form": LRU_FORMS[kind], **({"input_gating": None} if kind == "lru" else {})}
+    if "nu_log" in tensors or "u" in tensors:
+        return cell
+    count = len({match[1] for name in tensors if (match := re.match(r"cells\.(\d+)\.", name))})
+    known = [one for one in ours.get("cells") or [] if isinstance(one, dict)]
+    if known and [one.get("form") for one in known] != [cell.get("form")] * count:
+        forms = ", ".join(str(one.get("form")) for one in known)
+        raise UnderhoodError(f"the kind {kind} is the LRU of the form {cell.get('form')!r}", f"forms {forms}")
+    return {"kind": "stack", "cells": [cell] * count}
+
+
+def _recurrent(tensors: Tensors, kind: str, ours: dict[str, Any], embedding: str, readout: str) -> Any:
+    """A bare layer becomes a cell; several, or with an embedding or a readout, a stack."""
+    prefixes = [name.removesuffix("weight_ih_l0") for name in tensors if name.endswith("weight_ih_l0")]
+    if len(prefixes) != 1:
+        rule = f"a state dict for {kind} has the tensor weight_ih_l0 once, after any prefix"
+        raise UnderhoodError(rule, listed(tensors), "Name its part with --part.")
+    prefix, cells = prefixes[0], []
+    for word, what in {"_reverse": "one direction", "weight_hr_": "no projection"}.items():
+        if any(name.startswith(prefix) and word in name for name in tensors):
+            raise UnderhoodError(f"a recurrent layer of ours has {what}", listed(tensors))
+    while f"{prefix}weight_ih_l{len(cells)}" in tensors:
+        cells.append(_cell(tensors, prefix, len(cells), kind))
+    first = _linear(tensors, embedding)
+    last = _linear(tensors, readout)
+    if tensors:
+        remedy = f"Known: {embedding}, {readout} and one {kind}; say others with --embedding, --readout or --part."
+        raise UnderhoodError("every tensor of a state dict has a known name", listed(tensors), remedy)
+    if len(cells) == 1 and first is None and last is None:
+        return _trimmed(tuple(cells), None, ours)[0][0]
+    first = Linear(*_identity(cells[0].d, cells[0].dtype)) if first is None else first
+    last = Linear(*_identity(cells[-1].hidden, cells[-1].dtype)) if last is None else last
+    trimmed, last = _trimmed(tuple(cells), last, ours)
+    return Stack(first, trimmed, last)
+
+
+def _cell(tensors: Tensors, prefix: str, index: int, kind: str) -> Any:
+    gates = GATES[kind]
+    names = {what: f"{prefix}{what}_l{index}" for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
+    weight_ih = tensors.pop(names["weight_ih"])
+    weight_hh = tensors.pop(names["weight_hh"], None)
+    if weight_hh is None:
+        raise UnderhoodError(f"{names['weight_ih']} comes with {names['weight_hh']}", "none")
+    hidden = weight_hh.shape[-1]
+    rows = gates * hidden
+    if weight_hh.shape != (rows, hidden) or weight_ih.ndim != 2 or len(weight_ih) != rows:
+        rule = f"torch.nn.{kind.upper()} has weights of shape ({gates}·n, inputs) and ({gates}·n, n)"
+        other = next((name for name, count in GATES.items() if weight_hh.shape == (count * hidden, hidden)), None)
+        remedy = f"This looks like --kind {other}." if other not in (None, kind) else ""
+        raise UnderhoodError(rule, f"{weight_ih.shape} and {weight_hh.shape}", remedy)
+    biases = []
+    for what in ("bias_ih", "bias_hh"):
+        bias = tensors.pop(names[what], None)
+        bias = np.zeros(rows, weight_ih.dtype) if bias is None else bias
+        if bias.shape != (rows,):
+            raise UnderhoodError(f"{names[what]} has shape ({rows},)", bias.shape)
+        biases.append(ours_from_torch(bias, gates))
+    u, v = ours_from_torch(weight_ih, gates), ours_from_torch(weight_hh, gates)
+    if kind == "lstm":
+        return LSTM(u, v, biases[0] + biases[1])
+    b_hn = biases[1][1].copy()
+    biases[1][1] = 0  # the candidate's recurrent bias stands inside the reset
+    return GRU(u, v, biases[0] + biases[1], b_hn, "after")
+
+
+def _linear(tensors: Tensors, name: str) -> Linear | None:
+    weight, bias = tensors.pop(f"{name}.weight", None), tensors.pop(f"{name}.bias", None)
+    if weight is None:
+        if bias is not None:
+            raise UnderhoodError(f"{name}.bias comes with {name}.weight", "none")
+        return None
+    if weight.ndim != 2:
+        raise UnderhoodError(f"{name}.weight has shape (outputs, inputs)", weight.shape)
+    return Linear(weight, np.zeros(len(weight), weight.dtype) if bias is None else bias)
+
+
+def _identity(size: int, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    return np.eye(size, dtype=dtype), np.zeros(size, dtype)
+
+
+def _trimmed(cells: tuple[Any, ...], last: Linear | None, ours: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """Undo what our export added: neurons that fill up a layer, recurrent weights and biases that are zero.
+
+    Only where they are still zero: a network trained further in torch keeps all it has.
+    """
+    sizes, reads, resets = (ours.get(name, []) for name in ("hidden", "reads_h", "reset"))
+    told = all(isinstance(entry, list) and len(entry) == len(cells) for entry in (sizes, reads, resets))
+    if not told or not all(type(size) is int and 1 <= size <= cells[0].hidden for size in sizes):
+        return cells, last
+    result, inputs = [], cells[0].d
+    for index, cell in enumerate(cells):
+        n = sizes[index]
+        u, v, b = (np.asarray(weight) for weight in (cell.u, cell.v, cell.b))
+        rest = (u[:, n:], u[:, :, inputs:], v[:, n:], v[:, :, n:], b[:, n:])
+        b_hn = None if cell.kind == "lstm-cell" else np.asarray(cell.b_hn)
+        if any(part.any() for part in rest) or (b_hn is not None and b_hn[n:].any()):
+            return cells, last
+        u, v, b = u[:, :n, :inputs], v[:, :n, :n], b[:, :n]
+        if b_hn is None:
+            result.append(LSTM(u, v if reads[index] or v.any() else None, b))
+        elif resets[index] == "before" and _still_open(u, v, b, b_hn):
+            result.append(GRU(u, v, b))
+        else:
+            result.append(GRU(u, v, b, b_hn[:n], "after"))
+        inputs = n
+    if last is not None:
+        weight = np.asarray(last.weight)
+        if weight[:, inputs:].any():
+            return cells, last
+        last = Linear(weight[:, :inputs], last.bias)
+    return tuple(result), last
+
+
+def _still_open(u: np.ndarray, v: np.ndarray, b: np.ndarray, b_hn: np.ndarray) -> bool:
+    """With r = 1 whatever comes, and no bias inside it, both conventions are one."""
+    return not (u[0].any() or v[0].any() or b_hn.any() or (b[0] < 40).any())

@@ -1,0 +1,167 @@
+"""torch's names and gate orders ↔ ours, in NumPy: [i, f, g, o] ↔ [f, c̃, g, o] and [r, z, n] ↔ [r, h̃, 1 − z].
+
+    model                              state dict
+    a stack of LSTM (or GRU) cells     embedding.weight, embedding.bias, lstm.weight_ih_l0, …, readout.weight, …
+    a cell by itself                   weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0
+    everything else                    the names of our own files (docs/format.md), for torch_modules.py
+
+torch.nn.LSTM has one hidden size for all layers: smaller ones are filled up with neurons whose weights are zero,
+which stay at zero. The header says how many are real, so that a round trip gives back every bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from underhood.arrays import as_weight
+from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, SparseMatrix, Stack
+from underhood.cells.gru import RESET, UPDATE
+from underhood.errors import UnderhoodError
+from underhood.interop.files import to_tensors
+
+LSTM_ORDER = (2, 0, 1, 3)  # torch's i, f, g, o in the order of ours: f, c̃, g, o
+GRU_ORDER = (0, 2, 1)  # torch's r, z, n in the order of ours: r, h̃, z
+OPEN = 40.0  # σ is exactly 1 from here on, in float64
+
+Description = dict[str, Any]
+Tensors = dict[str, np.ndarray]
+
+
+def to_state_dict(model: Any) -> tuple[Description, Tensors]:
+    """What to build in torch (torch_modules.py), and the state dict that it loads with strict=True."""
+    if isinstance(model, LSTM | GRU) and _is_torchs((model,)):
+        tensors, ours = _recurrent((model,))
+        sizes = {"input_size": model.d, "hidden_size": model.hidden, "num_layers": 1}
+        return {"class": _class((model,)), **sizes, "ours": ours}, tensors
+    if isinstance(model, Stack) and _is_torchs(model.cells):
+        tensors, ours = _recurrent(model.cells)
+        name = _class(model.cells)
+        sizes = {
+            "d": model.d,
+            "width": model.cells[0].d,
+            "hidden": max(ours["hidden"]),
+            "layers": model.layers,
+            "d_out": model.d_out,
+        }
+        named = {f"{name.lower()}.{key}": tensor for key, tensor in tensors.items()}
+        readout = np.asarray(model.readout.weight)
+        return {"class": "Recurrent", "cell": name, **sizes, "ours": ours}, {
+            "embedding.weight": np.asarray(model.embedding.weight),
+            "embedding.bias": np.asarray(model.embedding.bias),
+            **named,
+            "readout.weight": _padded(readout, (len(readout), sizes["hidden"])),
+            "readout.bias": np.asarray(model.readout.bias),
+        }
+    plain = densified(model)
+    structure, tensors = to_tensors(plain)
+    return {**_described(plain), "ours": structure}, tensors
+
+
+def densified(model: Any) -> Any:
+    """The same model without sparse matrices, which torch's state dicts do not have."""
+
+    def is_sparse(leaf: Any) -> bool:
+        return isinstance(leaf, SparseMatrix)
+
+    def plain(leaf: Any) -> Any:
+        return as_weight(leaf.dense().astype(model.dtype)) if is_sparse(leaf) else leaf
+
+    return jax.tree.map(plain, model, is_leaf=is_sparse)
+
+
+def _is_torchs(cells: tuple[Any, ...]) -> bool:
+    """Can torch.nn.LSTM or torch.nn.GRU hold these cells?"""
+    if all(isinstance(cell, LSTM) for cell in cells):
+        return True
+    return all(isinstance(cell, GRU) and (cell.reset == "after" or _reset_does_not_matter(cell)) for cell in cells)
+
+
+def _reset_does_not_matter(cell: GRU) -> bool:
+    """r = 1 whatever the input, and update gates that torch can hold.
+
+    torch computes 1 − z where the paper has z: of a gate that is nearly shut, as in a compiled GRU, nothing would
+    be left. Half the digits of a gate is the least that is let through.
+    """
+    u, v, b = (np.asarray(weight) for weight in (cell.u, cell.v, cell.b))
+    is_open = not u[RESET].any() and not v[RESET].any() and bool(np.all(b[RESET] >= OPEN))
+    return is_open and bool(np.all(b[UPDATE] >= np.log(np.finfo(b.dtype).eps) / 2))
+
+
+def _class(cells: tuple[Any, ...]) -> str:
+    return "LSTM" if isinstance(cells[0], LSTM) else "GRU"
+
+
+def _recurrent(cells: tuple[Any, ...]) -> tuple[Tensors, Description]:
+    """Tensors of one torch.nn.LSTM or GRU with all layers, and what they do not tell of ours."""
+    hidden = max(cell.hidden for cell in cells)
+    tensors: Tensors = {}
+    for index, cell in enumerate(cells):
+        inputs = cell.d if index == 0 else hidden
+        dtype = np.dtype(cell.dtype)
+        gates = len(np.asarray(cell.b))
+        order, sign = _order_and_sign(gates, dtype)
+        v = np.zeros((gates, cell.hidden, cell.hidden), dtype) if cell.v is None else np.asarray(cell.v)
+        arrays = {
+            "weight_ih": _padded(np.asarray(cell.u), (gates, hidden, inputs)),
+            "weight_hh": _padded(v, (gates, hidden, hidden)),
+            "bias_ih": _padded(np.asarray(cell.b), (gates, hidden)),
+            "bias_hh": np.zeros((gates, hidden), dtype),
+        }
+        if isinstance(cell, GRU) and cell.b_hn is not None:
+            arrays["bias_hh"][1, : cell.hidden] = np.asarray(cell.b_hn)
+        for name, array in arrays.items():
+            signed = array * sign.reshape(-1, *[1] * (array.ndim - 1))
+            tensors[f"{name}_l{index}"] = signed[list(order)].reshape(-1, *array.shape[2:])
+    ours = {
+        "hidden": [cell.hidden for cell in cells],
+        "reads_h": [cell.v is not None for cell in cells],
+        "reset": [getattr(cell, "reset", None) for cell in cells],
+    }
+    return tensors, ours
+
+
+def _order_and_sign(gates: int, dtype: Any) -> tuple[tuple[int, ...], np.ndarray]:
+    """In torch, h = (1 − z) n + z h: its z is one minus ours, and σ(−a) = 1 − σ(a)."""
+    if gates == 4:
+        return LSTM_ORDER, np.ones(4, dtype)
+    return GRU_ORDER, np.array([1, 1, -1], dtype)
+
+
+def ours_from_torch(array: np.ndarray, gates: int) -> np.ndarray:
+    """(gates · n, …) in torch's order → (gates, n, …) in ours."""
+    order, sign = _order_and_sign(gates, array.dtype)
+    back = np.argsort(order)
+    stacked = array.reshape(gates, -1, *array.shape[1:])[back]
+    return stacked * sign.reshape(-1, *[1] * (stacked.ndim - 1))
+
+
+def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    full = np.zeros(shape, array.dtype)
+    full[tuple(slice(size) for size in array.shape)] = array
+    return full
+
+
+def _described(model: Any) -> Description:
+    """The class of torch_modules.py and its sizes."""
+    if isinstance(model, Stack):
+        cells = [_described(cell) for cell in model.cells]
+        return {"class": "Stack", "d": model.d, "width": model.cells[0].d, "cells": cells, "d_out": model.d_out}
+    sizes = {"d": model.d}
+    if isinstance(model, GatedRNN | DenseGatedRNN):
+        dense = isinstance(model, DenseGatedRNN)
+        more = {"hidden": model.hidden, "pre_readout": model.pre_readout, "d_out": model.d_out, "dense": dense}
+        return {"class": "GatedRNN", **sizes, **more}
+    if isinstance(model, LRU):
+        driven, read = np.shape(model.b_real)[1], np.shape(model.c_real)[0]
+        more = {"hidden": model.hidden, "driven": driven, "read": read, "d_out": model.d_out, "form": model.form}
+        return {"class": "LRU", **sizes, **more}
+    if isinstance(model, LSTM) or (isinstance(model, GRU) and model.reset == "after"):
+        # By themselves these are torch's own; a torch.nn.LSTM cannot stand in the middle of other cells.
+        raise UnderhoodError("a stack to export has cells of one kind", f"a {model.kind} beside others")
+    if isinstance(model, GRU):
+        return {"class": "PaperGRU", **sizes, "hidden": model.hidden}
+    more = {"heads": model.heads, "d_key": model.d_key, "d_out": model.d_out, "decay": model.decay is not None}
+    return {"class": "LinearAttention", **sizes, **more}
