@@ -47,13 +47,13 @@ class Probe:
         from underhood.interop.foreign import is_onnx, probe
 
         against = None if self.against is None else require_attention(load(self.against))
-        function = self.function
-        if not is_onnx(self.function):
+        onnx = is_onnx(self.function)
+        if not onnx:
             note(f"underhood: running the code of {self.function}")
-            function = import_callable(self.function)
-        with contextlib.redirect_stdout(sys.stderr):  # what it prints is not our answer
+        # Whatever the code prints, on import or when called, is not our answer.
+        with contextlib.redirect_stdout(sys.stderr):
             found = probe(
-                function,
+                self.function if onnx else import_callable(self.function),
                 self.d,
                 against=against,
                 seed=self.seed,
