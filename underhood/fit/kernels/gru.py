@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from underhood.cells.gru import CANDIDATE, GRU, RESET, UPDATE
 from underhood.cells.linear import Linear
 from underhood.fit.kernels.dispatch import cell_kernel_for, is_dense, projected
-from underhood.fit.kernels.lstm import sigmoid, weight_gradient
+from underhood.fit.kernels.lstm import weight_gradient
 from underhood.fit.kernels.steps import at_step, delayed, put_step, zeros_like_step
 
 
@@ -50,10 +50,10 @@ def _forward(
 
     def body(step: Array, carried: tuple[Array, ...]) -> tuple[Array, ...]:
         h, hs, kept, candidates, gated = carried
-        gates = sigmoid(at_step(driven, step) + v @ h)
+        gates = jax.nn.sigmoid(at_step(driven, step) + v @ h)
         reset_h, update = gates[:n] * h, gates[n:]
         candidate = jnp.tanh(at_step(driven_candidate, step) + v_candidate @ reset_h)
-        h = h + update * (candidate - h)
+        h = (1 - update) * h + update * candidate
         kept, candidates = put_step(kept, gates, step), put_step(candidates, candidate, step)
         return h, put_step(hs, h, step), kept, candidates, put_step(gated, reset_h, step)
 

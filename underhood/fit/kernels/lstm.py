@@ -29,17 +29,15 @@ def lstm(cell: LSTM, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Flo
     return lstm_states(cell.v.reshape(gates * n, n), driven)
 
 
-def sigmoid(x: Array) -> Array:
-    """σ(x) = ½ + ½ tanh(x/2): one call of tanh, which the compiler vectorises, and no division."""
-    half = jnp.asarray(0.5, x.dtype)
-    return half + half * jnp.tanh(half * x)
-
-
 def _activated(gates: Float[Array, "n4 b"]) -> Float[Array, "n4 b"]:
-    """f, c̃, g, o of Eq. 10–14 in one pass: tanh is σ with other constants, so that each row has its own."""
+    """f, c̃, g, o of Eq. 10–14 in one pass, with a choice by row.
+
+    One function for all rows would be cheaper, as σ(x) = ½ + ½ tanh(x/2); but it is 0 where σ is 1e-20, which is
+    what the gates of a compiled network rely on.
+    """
     n = gates.shape[0] // 4
-    scale = jnp.where(jnp.arange(4 * n) // n == CANDIDATE, 1.0, 0.5).astype(gates.dtype)[:, None]
-    return (1 - scale) + scale * jnp.tanh(scale * gates)
+    is_candidate = (jnp.arange(4 * n) // n == CANDIDATE)[:, None]
+    return jnp.where(is_candidate, jnp.tanh(gates), jax.nn.sigmoid(gates))
 
 
 @jax.custom_vjp
