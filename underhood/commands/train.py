@@ -63,6 +63,8 @@ class Train:
     """Steps to a line of metrics.jsonl."""
     checkpoint_every: int | None = None
     """Steps to a checkpoint."""
+    lambdas: Literal["fixed", "free"] = "fixed"
+    """levenberg: λ fixed to 0 and 1, or free in [0, 1] (slower)."""
     target_loss: float = 1e-20
     """levenberg stops at this held-out loss."""
     max_seconds: float | None = None

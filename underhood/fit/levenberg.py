@@ -29,6 +29,8 @@ PATIENCE, PROGRESS = 20, 0.3  # a start that does not fall to this share of its 
 MARGIN = 0.3  # the training loss aims below the held-out target by this factor
 MOST_UNKNOWNS = 6000  # a Gauss–Newton matrix of 0.3 GB
 
+TRIALS, LEAST_TRIALS = 2e8, 40  # iterations times unknowns² for reduction: 200 iterations at d=4, 40 at d=6
+
 KINDS = ("pre_readout", "hidden")
 
 Callback = Callable[[int, float, float, int], Any]
@@ -264,7 +266,9 @@ class _Run:
         As far as it goes, or, if not `fully`, until the sizes asked for are reached.
         """
         if progress.reduced is None:
-            budget = progress.iterations + most
+            unknowns = len(progress.state.weights.vector(self.problem.free))
+            allowed = min(most, max(LEAST_TRIALS, round(TRIALS / unknowns**2))) if fully else most
+            budget = progress.iterations + allowed
             progress = progress._replace(reduced=progress.state, pending=KINDS, recent=(), taken=0, budget=budget)
         while progress.pending and progress.iterations < progress.budget and time.monotonic() < self.deadline:
             base, kind = progress.reduced or progress.state, progress.pending[0]
@@ -279,7 +283,7 @@ class _Run:
                 trial = without_weakest(base, self.problem, kind, count)
                 trial = self._softened(trial)
                 progress = progress._replace(state=trial, recent=(trial.loss,), taken=count)
-            while not self.met(progress) and not stalled(progress) and progress.state.iteration < 2 * PATIENCE:
+            while not self.met(progress) and not stalled(progress) and progress.state.iteration < 1.5 * PATIENCE:
                 progress, stop = self.advance(progress)
                 if stop:
                     return progress, "stopped"
