@@ -8,6 +8,7 @@ import underhood as uh
 from tests.interop.networks import NAMES, network, sequence
 from tests.tolerance import agree, error
 from underhood.interop.onnx import as_callable, export, input_size
+from underhood.model import as_dtype
 
 TOLERANCE = {"float32": 1e-4, "float64": 1e-11}  # over the largest output; float32 as issue 8 has it
 TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64}
@@ -98,6 +99,16 @@ def test_gates_that_are_nearly_shut_stay_ajar(tmp_path):
     (ys,) = session(tmp_path / "w.onnx").run(None, {"x": xs})
     assert np.max(np.abs(model(xs[0]))) < 1e-15
     assert error(ys[0], model(xs[0])) < 1e-12
+
+
+def test_float32_weights_widen_with_x(tmp_path):
+    model = network("lstm", np.float32)
+    assert export(model, tmp_path / "w.onnx", dtype="float64")["computes_in"] == "float64"
+    xs = batch(2, 30, 4, np.float64)
+    (ys,) = session(tmp_path / "w.onnx").run(["y"], {"x": xs})
+    assert ys.dtype == np.float64
+    assert agree(ys[1], as_dtype(model, np.float64)(xs[1]))
+    assert agree(stream(tmp_path / "w.step.onnx", xs), ys)
 
 
 def test_a_graph_as_a_function(tmp_path):

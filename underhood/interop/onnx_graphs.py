@@ -11,14 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from underhood.arrays import precision_of
-from underhood.cells import LRU, GatedRNN, Stack
+from underhood.cells import GRU, LRU, LSTM, GatedRNN, Stack
 from underhood.cells.gated_rnn import append_one
 from underhood.cells.lru import glu
+from underhood.model import as_dtype
 
 
 def to_graphs(model: Any, dtype: str = "float32") -> tuple[bytes, bytes]:
     """The whole graph and the step graph, serialised."""
+    model = as_dtype(model, np.float64) if dtype == "float64" else model
     outer, inner = jnp.dtype(dtype), jnp.dtype(model.dtype)
+    # A cell by itself puts out the state h, and jax2onnx has one name for one value: y is then made from that.
+    is_output = isinstance(model, LSTM | GRU)
 
     with precision_of(model), _x64(dtype == "float64"):
         step = _real_step(model)
@@ -35,14 +39,15 @@ def to_graphs(model: Any, dtype: str = "float32") -> tuple[bytes, bytes]:
 
         def one_step(x: Any, *states: Any) -> Any:
             following, y = jax.vmap(step)(list(states), x.astype(inner))
-            return (y.astype(outer), *following)
+            return tuple(following) if is_output else (y.astype(outer), *following)
 
         shapes = [("batch", *one.shape) for one in initial]
         names = [f"state_{index}" for index in range(len(initial))]
+        following = [f"next_{name}" for name in names]
         lower = _lowering(inner == np.float64, dtype)
         return (
             lower(whole, [("batch", "time", model.d)], ["x"], ["y"]),
-            lower(one_step, [("batch", model.d), *shapes], ["x", *names], ["y", *(f"next_{name}" for name in names)]),
+            lower(one_step, [("batch", model.d), *shapes], ["x", *names], ([] if is_output else ["y"]) + following),
         )
 
 
@@ -53,18 +58,16 @@ def _lowering(double: bool, dtype: str) -> Callable[..., bytes]:
 
     def lower(function: Any, inputs: list[Any], input_names: list[str], output_names: list[str]) -> bytes:
         names = ["x_wide", *input_names[1:]] if double and dtype == "float32" else input_names
-        narrow_weights = not double and dtype == "float64"
         made: Any = jax2onnx.to_onnx(
             function,
             inputs=inputs,
             model_name="underhood",
-            enable_double_precision=double or narrow_weights,
+            enable_double_precision=double,
             input_names=names,
+            output_names=output_names,
         )
-        # One value may have two names, as y and the state of a cell by itself do, so each gets a node to bear it.
-        for value, name in zip(made.graph.output, output_names, strict=True):
-            made.graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
-            value.name = name
+        if output_names[0] != "y":
+            _add_output(made.graph, output_names[0], onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
         if names[0] == "x_wide":
             given = made.graph.input[0]
             given.name, given.type.tensor_type.elem_type = "x", onnx.TensorProto.FLOAT
@@ -74,6 +77,17 @@ def _lowering(double: bool, dtype: str) -> Callable[..., bytes]:
         return made.SerializeToString()
 
     return lower
+
+
+def _add_output(graph: Any, source: str, dtype: int) -> None:
+    """y as the first output, the same as `source` but for the dtype."""
+    import onnx
+
+    states = list(graph.output)
+    graph.node.append(onnx.helper.make_node("Cast", [source], ["y"], to=dtype))
+    del graph.output[:]
+    shape = ["batch", states[0].type.tensor_type.shape.dim[1].dim_value]
+    graph.output.extend([onnx.helper.make_tensor_value_info("y", dtype, shape), *states])
 
 
 def _correct(graph: Any, dtype: Any) -> None:
