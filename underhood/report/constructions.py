@@ -123,7 +123,7 @@ def table4(budget: str, runs: Path) -> Artifact:
     lines = [[row.name, text_of(row.paper), text_of(row.here)] for row in rows]
     figure = new_figure(7.5, 0.27 * len(lines) + 0.8)
     axes = figure.subplots()
-    draw_table(axes, ["Table 4", "paper", "here"], lines, [2.2, 1, 1])
+    draw_table(axes, ["Table 4", "paper", "here"], lines, [2.2, 1.0, 1.0])
     return Artifact("table4", rows, {"d": D, "horizon": HORIZON, "order": 1}, figure, seeds=(SEED,))
 
 

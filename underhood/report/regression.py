@@ -99,5 +99,5 @@ def table2(budget: str, runs: Path) -> Artifact:
     settings |= {"tasks": TASKS, "optimizer": "levenberg"} if budget == "quick" else SECTION_4_2.as_dict()
     figure = new_figure(7.5, 0.3 * len(rows) + 0.9)
     lines = [[row.name, text_of(row.paper), text_of(row.here)] for row in rows]
-    draw_table(figure.subplots(), ["Table 2", "paper", "here"], lines, [2.8, 1, 1])
+    draw_table(figure.subplots(), ["Table 2", "paper", "here"], lines, [2.8, 1.0, 1.0])
     return Artifact("table2", rows, settings, figure, seeds=SEEDS[: len(networks)])

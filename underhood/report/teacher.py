@@ -64,7 +64,7 @@ def table1(budget: str, runs: Path, seed: int = 0) -> Artifact:
     }
     figure = new_figure(7, 0.3 * len(rows) + 0.9)
     lines = [[row.name, text_of(row.paper), text_of(row.here)] for row in rows]
-    draw_table(figure.subplots(), ["Table 1", "paper", "here"], lines, [2.4, 1, 1])
+    draw_table(figure.subplots(), ["Table 1", "paper", "here"], lines, [2.4, 1.0, 1.0])
     return Artifact("table1", rows, settings, figure, seeds=(seed,))
 
 
