@@ -61,7 +61,7 @@ def test_a_model_survives_the_vector(name):
     back = ravelled.unravel(ravelled.vector)
     assert eqx.tree_equal(back, model)
     spared = int(np.sum(np.asarray(ravelled.decays) == 0))
-    assert spared == {"gated-rnn": 4, "gated-rnn-dense": 16, "lstm": 0, "gru": 0}.get(name, 12)
+    assert spared == {"gated-rnn": 4, "gated-rnn-dense": 16, "lstm": 0, "gru": 0, "gru-after": 0}.get(name, 12)
 
 
 def test_the_rate_falls_along_a_cosine():
