@@ -23,6 +23,8 @@ from underhood.registry import Registry
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from underhood.report.charts import Chart, Panel
+
 # What the paper has, and the module that makes each; a name whose module is not there yet is left out.
 PAPER = {
     "table1": "underhood.report.teacher",
@@ -57,6 +59,10 @@ class Artifact:
     settings: dict[str, Any]
     figure: Figure | None = None
     seeds: tuple[int, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    """Curves of the figure, for whoever draws them anew."""
+    panels: tuple[Panel, ...] = ()
+    """Its matrices of weights."""
 
 
 Maker = Callable[[str, Path], Artifact]  # (budget, folder for long runs) → artifact
@@ -81,6 +87,8 @@ def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str
         "artifact": name,
         "budget": budget,
         "rows": [dataclasses.asdict(row) for row in artifact.rows],
+        "charts": [dataclasses.asdict(chart) for chart in artifact.charts],
+        "panels": [dataclasses.asdict(panel) for panel in artifact.panels],
         "provenance": provenance(artifact, time.perf_counter() - began),
     }
     folder = out / budget

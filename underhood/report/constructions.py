@@ -22,6 +22,7 @@ from underhood.construct.targets import ATTENTION, GATED, TARGETS
 from underhood.construct.verify import measure
 from underhood.errors import NotConstructible
 from underhood.report.artifact import ARTIFACTS, Artifact, Row
+from underhood.report.charts import WEIGHT_CAPTIONS, weight_panels
 from underhood.report.drawing import SERIES, draw_pipeline, draw_table, new_figure, style_curves, text_of
 
 SEED = 0
@@ -219,23 +220,7 @@ def figure1(budget: str, runs: Path) -> Artifact:
         Row("error, minimal", 0, least.max_rel_error, least.max_rel_error <= 1e-12),
     ]
     settings = {"d": D, "horizon": full.horizon, "input_bound": full.input_bound}
-    return Artifact("figure1", rows, settings, _figure1_drawing(full.model), seeds=(SEED,))
-
-
-def _figure1_drawing(model: GatedRNN) -> Figure:
-    panels = [
-        ("W$_m^{in}$", dense(model.input_gating.w_m)),
-        ("W$_x^{in}$", dense(model.input_gating.w_x)),
-        ("λ", np.asarray(model.lambda_)[:, None]),
-        ("W$_m^{out}$", dense(model.output_gating.w_m)),
-        ("W$_x^{out}$", dense(model.output_gating.w_x)),
-        ("D", dense(model.readout)),
-    ]
-    captions = [
-        (0, 1, "key-values\nand queries"),
-        (2, 2, "sum\nor pass"),
-        (3, 4, "key-values times queries"),
-        (5, 5, "add up"),
-    ]
     title = f"Figure 1: linear self-attention (d = {D}) as a gated RNN. Blue positive, red negative, grey zero."
-    return draw_pipeline(panels, captions, title)
+    panels = weight_panels(full.model)
+    figure = draw_pipeline(panels, WEIGHT_CAPTIONS, title)
+    return Artifact("figure1", rows, settings, figure, seeds=(SEED,), panels=panels)

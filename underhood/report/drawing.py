@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from underhood.report.charts import Panel
 
 POSITIVE, NEGATIVE, ZERO = "#2166ac", "#b2182b", "#dcdcdc"  # blue, red and grey, as in Figures 1 and 2
 INK, FAINT = "#222222", "#8a8a8a"
@@ -42,20 +45,18 @@ def draw_weights(axes: Axes, matrix: np.ndarray, title: str, limit: float | None
     axes.set_title(title, fontsize=9, color=INK, pad=5)
 
 
-def draw_pipeline(
-    panels: Sequence[tuple[str, np.ndarray]], captions: Sequence[tuple[int, int, str]], title: str
-) -> Figure:
+def draw_pipeline(panels: Sequence[Panel], captions: Sequence[tuple[int, int, str]], title: str) -> Figure:
     """Matrices side by side in the order of the data, all with cells of one size; captions span panels below them."""
     cell, gap, margin = 0.17, 0.62, 0.75
-    shapes = [np.atleast_2d(matrix).shape for _, matrix in panels]
+    shapes = [np.shape(panel.values) for panel in panels]
     width = sum(columns for _, columns in shapes) * cell + gap * (len(panels) + 1)
     tallest = max(rows for rows, _ in shapes) * cell
     height = tallest + 2 * margin
     figure, left, edges = new_figure(width, height), gap, []
-    for (name, matrix), (rows, columns) in zip(panels, shapes, strict=True):
+    for panel, (rows, columns) in zip(panels, shapes, strict=True):
         bottom = margin + (tallest - rows * cell) / 2
         box = (left / width, bottom / height, columns * cell / width, rows * cell / height)
-        draw_weights(figure.add_axes(box), matrix, name)
+        draw_weights(figure.add_axes(box), np.array(panel.values), panel.name)
         edges.append((left, left + columns * cell))
         left += columns * cell + gap
     for first, last, text in captions:
