@@ -20,6 +20,7 @@ from underhood.commands.output import BAD_INPUT, print_json
 from underhood.commands.probe import Probe
 from underhood.commands.reproduce import Reproduce
 from underhood.commands.sample import Sample
+from underhood.commands.sweep import Sweep
 from underhood.commands.train import Train
 from underhood.errors import UnderhoodError, one_line
 
@@ -31,6 +32,7 @@ COMMANDS: tuple[type, ...] = (
     Decompile,
     Probe,
     Train,
+    Sweep,
     Reproduce,
     Export,
     Import,

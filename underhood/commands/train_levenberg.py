@@ -13,9 +13,6 @@ from underhood.errors import UnderhoodError
 if TYPE_CHECKING:
     from underhood.commands.train import Train
 
-SEQUENCES = {"teacher-student": 640, "linear-regression": 200_000}  # the second has noise, which more tasks average
-HELD_OUT = {"teacher-student": 256, "linear-regression": 20_000}
-
 
 def train_levenberg(flags: Train, task: Any) -> list[dict[str, Any]]:
     """The rows of the result. A seed that is done stays done; --resume goes on with the first that is not.
@@ -34,21 +31,16 @@ def train_levenberg(flags: Train, task: Any) -> list[dict[str, Any]]:
 
 
 def _one_seed(flags: Train, task: Any, folder: Any, seed: int) -> dict[str, Any]:
-    from underhood.data.task import HELD_OUT as HELD_OUT_STREAM
-    from underhood.data.task import TRAINING, draw
-    from underhood.fit.levenberg import fit_levenberg
+    from underhood.fit.second_order import fit_task
     from underhood.interop.atomic import write_atomically
     from underhood.interop.files import save
 
-    found = fit_levenberg(
-        *draw(task, seed, SEQUENCES[task.name], stream=TRAINING),
-        held_out=draw(task, seed, HELD_OUT[task.name], stream=HELD_OUT_STREAM),
+    found = fit_task(
+        task,
+        seed,
+        lambdas=flags.lambdas,
         hidden=flags.hidden,
         pre_readout=flags.pre_readout,
-        seed=seed,
-        lambdas=flags.lambdas,
-        targets_at="last" if task.last_only else "every",
-        symmetry=_symmetry(flags, task),
         target_loss=flags.target_loss,
         max_seconds=flags.max_seconds or math.inf,
         max_iterations=flags.steps or 200,
@@ -72,15 +64,6 @@ def _one_seed(flags: Train, task: Any, folder: Any, seed: int) -> dict[str, Any]
     write_atomically(_result(flags.out, seed), json.dumps(row).encode())
     note(f"seed {seed}: held-out loss {found.held_out_loss:.3g} after {found.seconds:.1f} s")
     return row
-
-
-def _symmetry(flags: Train, task: Any) -> Any:
-    """Sign changes to average over; they bring the noise of finitely many tasks below a thousandth of the loss."""
-    if task.name != "linear-regression" or flags.lambdas != "fixed":
-        return None
-    from underhood.fit.symmetry import regression_signs
-
-    return regression_signs(task.d_x, task.d_y)
 
 
 def _show(seed: int, iteration: int, loss: float, restart: int) -> bool:

@@ -31,6 +31,10 @@ from underhood.interop.files import save
 Watcher = Callable[[int, np.ndarray], None]
 
 
+class Diverged(UnderhoodError):
+    """A loss that is no number any more."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """One trained network and how it came about."""
@@ -166,7 +170,7 @@ class _Population:
         offset, index = (int(number) for number in bad[0])
         member = self.members[index]
         last = self.folder.last_checkpoint if self.folder else None
-        raise UnderhoodError(
+        raise Diverged(
             f"the loss stays a number; it did not at step {self.step + offset + 1} of seed {member.seed} "
             f"(learning rate {member.learning_rate:g})",
             str(losses[index, offset]),

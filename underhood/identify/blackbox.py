@@ -98,6 +98,22 @@ def probe(
     )
 
 
+def closeness(function: Any, xs: Float[Array, "b t d"], *, last: bool = False) -> float:
+    """R² of the best linear attention on sequences of your own, at every step or at the last one only.
+
+    It is fitted on the first half of them and tested on the second. A network that is asked about one distribution
+    of inputs, as in-context regression is, may be attention there and nowhere else.
+    """
+    call, at = as_numpy_function(function, xs.shape[-1]), slice(-1 if last else 0, None)
+    ys = call(xs)[:, at]
+    half = len(xs) // 2
+    features = _features(xs, 1.0)[:, at]
+    weights = _least_squares(features[:half], ys[:half])
+    miss = ys[half:] - features[half:] @ weights
+    spread = ys[half:] - ys[half:].mean(axis=(0, 1))
+    return float(1.0 - np.sum(miss**2) / max(np.sum(spread**2), np.finfo(float).tiny))
+
+
 def check_against(against: Any, d: int, d_out: int) -> None:
     """The teacher has the sizes of the network."""
     if not isinstance(against, LinearAttention):
@@ -116,9 +132,12 @@ def _features(xs: Float[Array, "b t d"], decay: float) -> Float[Array, "b t p"]:
 
 
 def _fit(xs: Array, ys: Array, decay: float) -> Float[Array, "p d_out"]:
-    """Least squares by QR with columns of equal size; where rows abound, every k-th does."""
-    features = _features(xs, decay).reshape(-1, xs.shape[2] ** 2 * (xs.shape[2] + 1) // 2)
-    targets = ys.reshape(-1, ys.shape[2])
+    return _least_squares(_features(xs, decay), ys)
+
+
+def _least_squares(features: Float[Array, "b t p"], ys: Float[Array, "b t d_out"]) -> Float[Array, "p d_out"]:
+    """By QR with columns of equal size; where rows abound, every k-th does."""
+    features, targets = features.reshape(-1, features.shape[2]), ys.reshape(-1, ys.shape[2])
     if len(features) > MOST_ROWS:
         stride = -(-len(features) // MOST_ROWS)
         features, targets = features[stride - 1 :: stride], targets[stride - 1 :: stride]

@@ -46,6 +46,11 @@ Structure = dict[str, Any]
 
 def save(model: Any, path: str | os.PathLike[str], provenance: dict[str, Any] | None = None) -> Path:
     """Write `model` to `path`, whole or not at all; `provenance` is kept in the header as it is."""
+    return write_atomically(path, model_bytes(model, provenance))
+
+
+def model_bytes(model: Any, provenance: dict[str, Any] | None = None) -> bytes:
+    """The content of a model's file."""
     if getattr(model, "kind", None) not in MODELS:
         raise UnderhoodError("save takes a model of underhood", type(model).__name__, f"One of {', '.join(MODELS)}.")
     structure, tensors = to_tensors(model)
@@ -58,7 +63,7 @@ def save(model: Any, path: str | os.PathLike[str], provenance: dict[str, Any] | 
         "structure": json.dumps(structure),
         "provenance": json.dumps(provenance or {}),
     }
-    return write_atomically(path, tensor_bytes(tensors, header))
+    return tensor_bytes(tensors, header)
 
 
 def tensor_bytes(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> bytes:

@@ -1,0 +1,174 @@
+"""A job: runs of one shape, which train side by side in one compiled program; what a worker is handed.
+
+A job goes out and comes back as plain JSON, and its numbers follow from it alone: whichever worker takes it, and
+however often it is started anew, they are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from underhood.sweep.spec import RunSpec
+
+PROBES = {"teacher-student": 512, "linear-regression": 16_384}  # sequences that closeness to attention is read from
+PAIRED = 65_536  # tasks on which a network and the optimal step are compared
+
+Result = tuple[dict[str, Any], bytes | None]  # the record of a run, and its network where it is kept
+
+
+def jobs_of(runs: Sequence[RunSpec], *, checkpoint_every: int, keep_models: bool) -> list[dict[str, Any]]:
+    """Runs grouped by shape, the widest first: a long job that starts last would leave the other workers idle."""
+    groups: dict[tuple[Any, ...], list[RunSpec]] = {}
+    for run in runs:
+        groups.setdefault(run.shape, []).append(run)
+    ordered = sorted(groups.values(), key=lambda group: -_cost(group))
+    return [
+        {
+            "id": hashlib.sha256("".join(run.id for run in group).encode()).hexdigest()[:16],
+            "runs": [run.model_dump() for run in group],
+            "checkpoint_every": checkpoint_every,
+            "keep_models": keep_models,
+        }
+        for group in ordered
+    ]
+
+
+def _cost(group: Sequence[RunSpec]) -> float:
+    """A guess at the work, to sort by: weights times tokens."""
+    run = group[0]
+    if run.optimizer == "levenberg":
+        return 3e12  # minutes, whatever the width
+    tokens = run.steps * run.batch_size * (run.length if run.task == "teacher-student" else run.examples + 1)
+    return len(group) * tokens * run.layers * (run.hidden**2 + 50 * run.hidden)
+
+
+def run_job(job: dict[str, Any], folder: str | None = None) -> list[Result]:
+    """Train the runs of a job. With a folder, what is under way survives a kill."""
+    from underhood.fit.runs import Diverged
+
+    runs = [RunSpec(**run) for run in job["runs"]]
+    where = None if folder is None else Path(folder)
+    if runs[0].optimizer == "levenberg":
+        return [_second_order(run, job) for run in runs]
+    try:
+        return _first_order(runs, job, where)
+    except Diverged as error:
+        if len(runs) == 1:
+            return [({"id": runs[0].id, **runs[0].model_dump(), "status": "failed", "reason": str(error)}, None)]
+        # One run of the group turned NaN: the others do not depend on it.
+        parts = [None if where is None else where.with_name(f"{where.name}-{run.id}") for run in runs]
+        alone = [{**job, "runs": [run.model_dump()]} for run in runs]
+        return [run_job(one, part and str(part))[0] for one, part in zip(alone, parts, strict=True)]
+
+
+def _first_order(runs: list[RunSpec], job: dict[str, Any], folder: Path | None) -> list[Result]:
+    from underhood.fit.config import FitConfig
+    from underhood.fit.population import Member
+    from underhood.fit.runs import fit_population
+
+    one, task = runs[0], runs[0].make_task()
+    # The rates are the members'; of the config's only their ratio counts, which is the paper's 1e-3 for all.
+    config = FitConfig(
+        steps=one.steps,
+        batch_size=one.batch_size,
+        checkpoint_every=min(job["checkpoint_every"], one.steps),
+    )
+    members = [Member(run.seed, run.learning_rate, run.weight_decay) for run in runs]
+    models = [_model(run, task) for run in runs]
+    found = fit_population(models, members, task, config, out=folder, resume=True)
+    if any(trained.interrupted for trained in found):
+        raise KeyboardInterrupt
+    return [
+        _result(
+            run,
+            task,
+            trained.model,
+            {
+                "held_out_loss": trained.held_out_loss,
+                "validation_loss": trained.validation_loss,
+                "seconds": trained.seconds / len(runs),
+            },
+            job,
+        )
+        for run, trained in zip(runs, found, strict=True)
+    ]
+
+
+def _second_order(run: RunSpec, job: dict[str, Any]) -> Result:
+    from underhood.fit.second_order import fit_task
+
+    task = run.make_task()
+    pre_readout = run.pre_readout or run.hidden
+    sizes = {"hidden": run.hidden, "pre_readout": pre_readout}
+    found = fit_task(task, run.seed, **sizes, prune=False, max_iterations=run.steps, restarts=run.restarts)
+    losses = {"held_out_loss": found.held_out_loss, "training_loss": found.loss, "iterations": found.iterations}
+    return _result(run, task, found.model, {**losses, "seconds": found.seconds}, job)
+
+
+def _result(run: RunSpec, task: Any, model: Any, numbers: dict[str, Any], job: dict[str, Any]) -> Result:
+    from underhood.interop.files import model_bytes
+
+    record = {"id": run.id, **run.model_dump(), "status": "done", "parameters": model.parameters, **numbers}
+    if hasattr(task, "optimal_loss"):
+        record |= _paired(task, model, run.seed)
+    if run.probe:
+        record["attention_r2"] = _closeness(run, task, model)
+    return record, model_bytes(model, provenance={"command": "sweep", **run.model_dump()}) if job[
+        "keep_models"
+    ] else None
+
+
+def _model(run: RunSpec, task: Any) -> Any:
+    from underhood.model import make_model
+
+    options = {"hidden": run.hidden, "layers": run.layers, "d_out": task.d_out, "seed": run.seed}
+    if run.pre_readout is None:
+        return make_model(run.model, task.d, **options)
+    import jax
+
+    from underhood.cells.gated_rnn import GatedRNN
+
+    sizes = {"d": task.d, "d_out": task.d_out, "hidden": run.hidden, "pre_readout": run.pre_readout}
+    return GatedRNN.random(**sizes, key=jax.random.key(run.seed))
+
+
+def _paired(task: Any, model: Any, seed: int) -> dict[str, float]:
+    """The optimal step's loss, and how far the network is above it on the very same tasks, which sheds the noise."""
+    from underhood.data.task import HELD_OUT, VALIDATION, draw
+
+    found = {}
+    for name, stream in (("", HELD_OUT), ("validation_", VALIDATION)):
+        xs, wanted = draw(task, seed, PAIRED, stream=stream, part=1)
+        here = _last(model, xs)[:, -task.d_out :]
+        optimal = np.asarray(task.optimal_prediction(xs))
+        over = 0.5 * np.mean((here - wanted) ** 2, axis=1) - 0.5 * np.mean((optimal - wanted) ** 2, axis=1)
+        found[f"optimal_{name}loss"] = task.optimal_loss(validation=bool(name))
+        found[f"{name}excess"] = float(over.mean())
+        found[f"{name}excess_error"] = float(over.std() / len(over) ** 0.5)
+    return found
+
+
+def _last(model: Any, xs: np.ndarray) -> np.ndarray:
+    import equinox as eqx
+    import jax.numpy as jnp
+
+    from underhood.arrays import precision_of
+    from underhood.fit.kernels import forward
+
+    with precision_of(model):
+        evaluate = eqx.filter_jit(lambda part: forward(model, part, True))
+        parts = np.array_split(xs.astype(model.dtype), max(1, len(xs) // 4096))
+        return np.concatenate([np.asarray(evaluate(jnp.asarray(part)), np.float64) for part in parts])
+
+
+def _closeness(run: RunSpec, task: Any, model: Any) -> float:
+    from underhood.data.task import HELD_OUT, draw
+    from underhood.identify.blackbox import closeness
+
+    xs, _ = draw(task, run.seed, PROBES[run.task], stream=HELD_OUT, part=2)
+    return closeness(model, xs, last=task.last_only)

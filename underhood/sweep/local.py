@@ -1,0 +1,96 @@
+"""Worker processes on this machine, one core each."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from underhood.errors import UnderhoodError
+from underhood.sweep.job import Result, run_job
+
+ATTEMPTS = 3  # of a job whose worker dies: killed for want of memory, say
+ONE_THREAD = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def run_here(jobs: Sequence[dict[str, Any]], folder: Path, workers: int, done: Callable[[list[Result]], Any]) -> None:
+    """Every job once; `done` is called here, with the results of each as it ends."""
+    waiting, attempts = {job["id"]: job for job in jobs}, dict.fromkeys((job["id"] for job in jobs), 0)
+    with _one_thread_each():
+        while waiting:
+            try:
+                for identity, results in _pooled(list(waiting.values()), folder, min(workers, len(waiting)), attempts):
+                    done(results)
+                    del waiting[identity]
+                    shutil.rmtree(folder / identity, ignore_errors=True)
+            except BrokenProcessPool:
+                # Which job did it is not known: all that were under way count an attempt and go on from a checkpoint.
+                worst = max(waiting, key=lambda identity: attempts[identity])
+                if attempts[worst] >= ATTEMPTS:
+                    raise UnderhoodError(
+                        f"a job survives; its worker died {ATTEMPTS} times",
+                        f"{len(waiting[worst]['runs'])} runs like {waiting[worst]['runs'][0]}",
+                        "Too little memory? Use fewer --workers.",
+                    ) from None
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _pooled(
+    jobs: Sequence[dict[str, Any]], folder: Path, workers: int, attempts: dict[str, int]
+) -> Iterator[tuple[str, list[Result]]]:
+    spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    pool = concurrent.futures.ProcessPoolExecutor(workers, spawn, _begin, (os.getpid(),))
+    queue, running = list(jobs), {}
+    try:
+        while queue or running:
+            while queue and len(running) < workers:
+                job = queue.pop(0)
+                attempts[job["id"]] += 1
+                running[pool.submit(run_job, job, str(folder / job["id"]))] = job["id"]
+            ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in ended:
+                identity = running.pop(future)
+                yield identity, future.result()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.kill()
+        raise
+    finally:
+        pool.shutdown()
+
+
+def _begin(parent: int) -> None:
+    """In each worker: Ctrl-C is the parent's business, and a worker does not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Two processes of one thread do twice the work of one with two, on networks of this size."""
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

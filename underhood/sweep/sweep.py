@@ -1,0 +1,58 @@
+"""A sweep from its specification to its results: expand, leave out what is done, group into jobs, run, write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from underhood.errors import UnderhoodError
+from underhood.sweep.cluster import Tls, run_on_cluster
+from underhood.sweep.job import Result, jobs_of
+from underhood.sweep.local import run_here
+from underhood.sweep.spec import Sweep, read_spec
+from underhood.sweep.store import Store
+
+# Called with (runs that are done, runs of the sweep, record of the last) as each run ends.
+Watcher = Callable[[int, int, dict[str, Any]], Any]
+
+
+def run_sweep(
+    spec: Sweep | str | Path | dict[str, Any],
+    out: str | Path,
+    *,
+    scheduler: str | None = None,
+    tls: Tls | None = None,
+    workers: int | None = None,
+    resume: bool = False,
+    watch: Watcher | None = None,
+    warn: Callable[[str], Any] = lambda text: None,
+) -> list[dict[str, Any]]:
+    """The records of all runs, in the order of the specification."""
+    sweep = spec if isinstance(spec, Sweep) else read_spec(spec)
+    runs = sweep.expanded()
+    workers = (os.cpu_count() or 1) if workers is None else workers
+    if workers < 1:
+        raise UnderhoodError("workers is a whole number from 1 on", workers)
+    store = Store(Path(out))
+    with store.opened(sweep.model_dump(), resume=resume):
+        if store.torn:
+            warn("the last line of the results was torn by a kill; its run is done again")
+        left = [run for run in runs if run.id not in store.done]
+        jobs = jobs_of(left, checkpoint_every=sweep.checkpoint_every, keep_models=sweep.keep_models)
+        wanted = {run.id for run in runs}
+
+        def done(results: list[Result]) -> None:
+            for record, network in results:
+                if network is not None:
+                    store.keep(record["id"], network)
+                store.add(record)
+                if watch is not None:
+                    watch(len(wanted & store.done.keys()), len(runs), record)
+
+        if scheduler is None:
+            run_here(jobs, store.path / "jobs", workers, done)
+        else:
+            run_on_cluster(jobs, scheduler, done, tls=tls, warn=warn)
+        return [store.done[run.id] for run in runs]
