@@ -37,7 +37,7 @@ class Sweep:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.sweep import query, read_spec, run_sweep
+        from underhood.sweep import Teller, query, read_spec, run_sweep
 
         sweep, tls = read_spec(self.spec), self._tls()
         records = run_sweep(
@@ -47,7 +47,7 @@ class Sweep:
             tls=tls,
             workers=self.workers,
             resume=self.resume,
-            watch=_tell,
+            watch=Teller(),
             warn=note,
         )
         failed = [record for record in records if record["status"] != "done"]
@@ -73,13 +73,6 @@ class Sweep:
             if file is None or not file.is_file():
                 raise UnderhoodError("--tls-ca-file, --tls-cert and --tls-key are three files", str(file))
         return Tls(*[file for file in files if file is not None])
-
-
-def _tell(done: int, total: int, record: dict[str, Any]) -> None:
-    loss = record.get("held_out_loss")
-    shown = record.get("reason", "") if loss is None else f"loss {loss:.3e}"
-    size = f"{record['model']} {record['layers']}×{record['hidden']} seed {record['seed']}"
-    note(f"{done}/{total} {record['task']} {size}: {shown} ({record.get('seconds', 0):.0f} s)")
 
 
 def _print(rows: list[dict[str, Any]], title: str) -> None:

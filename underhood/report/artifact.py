@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.metadata
-import importlib.util
 import io
 import json
 import platform
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from underhood.report.charts import Chart, Panel
 
-# What the paper has, and the module that makes each; a name whose module is not there yet is left out.
+# What the paper has, and the module that makes each.
 PAPER = {
     "table1": "underhood.report.teacher",
     "table2": "underhood.report.regression",
@@ -67,20 +66,36 @@ class Artifact:
 
 Maker = Callable[[str, Path], Artifact]  # (budget, folder for long runs) → artifact
 ARTIFACTS: Registry[Maker] = Registry("artifact")
+COVERED: dict[str, tuple[str, ...]] = {}  # the budgets in which each can be made
 
 
-def available() -> list[str]:
-    """The artifacts that this version makes, in the paper's order."""
+def artifact(name: str, *budgets: str) -> Callable[[Maker], Maker]:
+    """Decorator: the maker of an artifact, in all budgets unless some are named."""
+    COVERED[name] = budgets or BUDGETS
+    return ARTIFACTS.register(name)
+
+
+def covered(budget: str) -> list[str]:
+    """The artifacts that a budget makes, in the paper's order."""
+    if budget not in BUDGETS:
+        raise UnderhoodError("unknown budget", repr(budget), f"Known: {', '.join(BUDGETS)}.")
     for module in dict.fromkeys(PAPER.values()):
-        if importlib.util.find_spec(module) is not None:
-            importlib.import_module(module)
-    return [name for name in PAPER if name in ARTIFACTS]
+        importlib.import_module(module)
+    return [name for name in PAPER if budget in COVERED[name]]
+
+
+def require_covered(name: str, budget: str) -> None:
+    """An artifact that is asked for by name exists, and in this budget."""
+    if name not in PAPER:
+        raise UnderhoodError("unknown artifact", repr(name), f"Known: {', '.join(PAPER)}.")
+    if name not in covered(budget):
+        budgets = " and ".join(COVERED[name])
+        raise UnderhoodError(f"{name} is made with the budgets {budgets}", budget, f"Use --budget {COVERED[name][0]}.")
 
 
 def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str, Any]]:
     """Make one artifact and write its JSON, PNG and PDF under `out`/`budget`; the JSON comes last."""
-    if budget not in BUDGETS:
-        raise UnderhoodError("unknown budget", repr(budget), f"Known: {', '.join(BUDGETS)}.")
+    require_covered(name, budget)
     began = time.perf_counter()
     artifact = ARTIFACTS[name](budget, out / budget / "runs")
     record = {

@@ -40,6 +40,8 @@ class Chart:
     levels: tuple[tuple[str, float], ...] = ()
     log_x: bool = True
     log_y: bool = True
+    joined: bool = True
+    """Points of a curve are joined by a line; else they are a cloud."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +99,11 @@ def draw_chart(axes: Axes, chart: Chart) -> None:
         axes.set_yscale("log")
     for index, curve in enumerate(chart.curves):
         colour = SERIES[index % len(SERIES)]
-        style = ("-", "--", ":")[index // len(SERIES) % 3]
-        axes.plot(curve.x, curve.y, style, marker="o", markersize=3, linewidth=1.3, color=colour, label=curve.name)
-        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+        style = ("-", "--", ":")[index // len(SERIES) % 3] if chart.joined else ""
+        marker = "osv"[index // len(SERIES) % 3]
+        axes.plot(curve.x, curve.y, style, marker=marker, markersize=3, linewidth=1.3, color=colour, label=curve.name)
+        if chart.joined:
+            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
     for name, x in chart.marks:
         axes.axvline(x, color=FAINT, linewidth=0.8, linestyle=":")
         axes.annotate(name, (x, 0.98), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, color=INK, va="top")

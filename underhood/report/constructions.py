@@ -21,7 +21,7 @@ from underhood.construct.gru import attention_to_gru, to_gru
 from underhood.construct.targets import ATTENTION, GATED, TARGETS
 from underhood.construct.verify import measure
 from underhood.errors import NotConstructible
-from underhood.report.artifact import ARTIFACTS, Artifact, Row
+from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.charts import WEIGHT_CAPTIONS, weight_panels
 from underhood.report.drawing import SERIES, draw_pipeline, draw_table, new_figure, style_curves, text_of
 
@@ -54,7 +54,7 @@ def fewest_layers(source: Any, target: str) -> tuple[int | None, Compiled | None
     return None, None
 
 
-@ARTIFACTS.register("table3")
+@artifact("table3", "quick")
 def table3(budget: str, runs: Path) -> Artifact:
     sources = {GATED: gated_source(), ATTENTION: random_attention(D, seed=SEED)}
     rows, lines = [], []
@@ -114,7 +114,7 @@ def _table3_figure(lines: list[list[str]], leaks: tuple[float, ...], curves: dic
     return figure
 
 
-@ARTIFACTS.register("table4")
+@artifact("table4", "quick")
 def table4(budget: str, runs: Path) -> Artifact:
     attention, gated = random_attention(D, seed=SEED), gated_source()
     one, two = (compile(source, to="lstm", horizon=HORIZON, input_bound=INPUT_BOUND) for source in (attention, gated))
@@ -202,7 +202,7 @@ def _forgets_as(source: GatedRNN, biases: Any) -> bool:
     return np.array_equal(np.unique(np.round(gates, 12)), wanted)
 
 
-@ARTIFACTS.register("figure1")
+@artifact("figure1", "quick")
 def figure1(budget: str, runs: Path) -> Artifact:
     attention = random_attention(D, seed=SEED)
     full, small, least = (

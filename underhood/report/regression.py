@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from underhood.data import LinearRegression
-from underhood.errors import UnderhoodError
 from underhood.fit.config import SECTION_4_2, SECTION_4_2_HIDDEN
 from underhood.fit.levenberg import fit_levenberg
 from underhood.fit.population import members_of
@@ -17,7 +16,7 @@ from underhood.fit.runs import fit_population
 from underhood.fit.symmetry import regression_signs
 from underhood.identify.decompile import decompile
 from underhood.model import make_model
-from underhood.report.artifact import ARTIFACTS, Artifact, Row
+from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.drawing import draw_table, new_figure, text_of
 
 EXAMPLES, D_X, D_Y = 12, 3, 3
@@ -69,10 +68,8 @@ def paper_networks(runs: Path) -> list[Any]:
     return [run.model for run in found]
 
 
-@ARTIFACTS.register("table2")
+@artifact("table2", "quick", "paper")
 def table2(budget: str, runs: Path) -> Artifact:
-    if budget == "laptop":
-        raise UnderhoodError("table2 is made with the budgets quick and paper", budget, "Use one of them.")
     networks = quick_networks() if budget == "quick" else paper_networks(runs)
     readings = [decompile(network).in_context(D_X, D_Y, EXAMPLES) for network in networks]
     terms = np.array([reading.terms for reading in readings])

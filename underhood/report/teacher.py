@@ -16,7 +16,7 @@ from underhood.errors import UnderhoodError
 from underhood.fit.levenberg import LevenbergResult, fit_levenberg
 from underhood.identify.decompile import decompile
 from underhood.identify.found import LINEAR, Found
-from underhood.report.artifact import ARTIFACTS, Artifact, Row
+from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.drawing import draw_table, new_figure, text_of
 
 D, LENGTH, SEQUENCES, HELD_OUT = 4, 32, 400, 256
@@ -33,7 +33,7 @@ def student(seed: int) -> tuple[LinearAttention, LevenbergResult, Found]:
     return teacher, result, decompile(result.model, against=teacher)
 
 
-@ARTIFACTS.register("table1")
+@artifact("table1", "quick", "paper")
 def table1(budget: str, runs: Path, seed: int = 0) -> Artifact:
     if budget != "quick":
         raise UnderhoodError("table1 is made with the budget quick", budget, "Use --budget quick.")

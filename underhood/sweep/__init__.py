@@ -2,6 +2,6 @@
 
 from underhood.sweep.spec import RunSpec, Sweep, read_spec
 from underhood.sweep.store import query
-from underhood.sweep.sweep import run_sweep
+from underhood.sweep.sweep import Teller, run_sweep
 
-__all__ = ["RunSpec", "Sweep", "query", "read_spec", "run_sweep"]
+__all__ = ["RunSpec", "Sweep", "Teller", "query", "read_spec", "run_sweep"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,22 @@ from underhood.sweep.store import Store
 
 # Called with (runs that are done, runs of the sweep, record of the last) as each run ends.
 Watcher = Callable[[int, int, dict[str, Any]], Any]
+
+
+class Teller:
+    """A line on stderr for each run that ends, with the time that is left at the pace so far."""
+
+    def __init__(self) -> None:
+        self._began, self._first = time.monotonic(), 0
+
+    def __call__(self, done: int, total: int, record: dict[str, Any]) -> None:
+        self._first = self._first or done - 1  # what stood in the store already took no time
+        passed = time.monotonic() - self._began
+        left = passed / (done - self._first) * (total - done) if done > self._first else 0.0
+        loss = record.get("held_out_loss")
+        shown = record.get("reason", "") if loss is None else f"loss {loss:.3e}, {record['seconds']:.0f} s"
+        size = f"{record['model']} {record['layers']}×{record['hidden']} seed {record['seed']}"
+        sys.stderr.write(f"{done}/{total} · {record['task']} · {size}: {shown} · {left / 60:.0f} min left\n")
 
 
 def run_sweep(

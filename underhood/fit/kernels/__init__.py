@@ -5,7 +5,7 @@ whole batch in the layout that matrix products like, and must match the referenc
 (tests/fit/test_kernels.py runs over this registry).
 """
 
-from underhood.fit.kernels import gated_rnn, gru, lstm, stack
+from underhood.fit.kernels import gated_rnn, gru, lru, lstm, stack
 from underhood.fit.kernels.dispatch import KERNELS, forward, reference
 
-__all__ = ["KERNELS", "forward", "gated_rnn", "gru", "lstm", "reference", "stack"]
+__all__ = ["KERNELS", "forward", "gated_rnn", "gru", "lru", "lstm", "reference", "stack"]

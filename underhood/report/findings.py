@@ -1,0 +1,153 @@
+"""What the paper says about Figures 3, 4 and 5, asked of the runs: each finding holds here, or does not.
+
+python -m underhood.report.findings results/laptop/sweep
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from underhood.data import LinearRegression
+from underhood.report.artifact import Row
+
+TEACHER, REGRESSION, D = "teacher-student", "linear-regression", 6
+# Hidden neurons of the constructions at d = 6: Figure 1, and with symmetric key-values, which is the least as well.
+WIDTHS = {"full": D * D + D, "compact": D * (D + 1) // 2 + D}
+LRUS, GATED_LRUS = ("lru", "lru-in-out", "lru-in-skip"), ("lru-in-out", "lru-in-skip")
+MUCH = 10  # "≪": a tenth or less
+NEAR = 1.5  # "best or near it": within this factor of the best
+
+Records = list[dict[str, Any]]
+
+
+def findings_3(records: Records) -> list[Row]:
+    """Section 3.2 and 4.2: mild overparametrisation for a random teacher, compression for the regression task."""
+    a = transition(_widths(records, TEACHER, "adamw"), "held_out_loss")
+    b = transition(_widths(records, REGRESSION, "adamw"), "excess")
+    compact = WIDTHS["compact"]
+    rows = [
+        Row(
+            "A: AdamW's transition, hidden neurons; at most 2.5 × compact",
+            f"about 2 × {compact}",
+            a,
+            a <= 2.5 * compact,
+        ),
+        Row("B: AdamW's transition, hidden neurons; below compact", f"far below {compact}", b, b < compact),
+    ]
+    for name, task, quantity, small in (("A", TEACHER, "held_out_loss", 1e-12), ("B", REGRESSION, "excess", 1e-4)):
+        found = _widths(records, task, "levenberg")
+        reached = [r["hidden"] for r in found if r[quantity] <= small]
+        rows.append(
+            Row(f"{name}: least width that the second-order solver solves", None, min(reached, default=None), True)
+        )
+    return rows
+
+
+def findings_4(records: Records) -> list[Row]:
+    """Section 3.3 and 4.3."""
+    at = _compared(records)
+    widest = max(r["hidden"] for r in at)
+
+    def loss(task: str, *models: str) -> float:
+        """The best of these architectures at the largest width, median over seeds."""
+        return min(_median(at, task, model, layers, widest) for model in models for layers in (1, 2))
+
+    diagonal, dense = loss(TEACHER, "gated-rnn"), loss(TEACHER, "gated-rnn-dense")
+    gated, nonlinear = loss(TEACHER, *GATED_LRUS), loss(TEACHER, "lstm", "gru")
+    optimum = LinearRegression().optimal_loss(validation=True)
+    gru = loss(REGRESSION, "gru")
+    everything = {r["model"] for r in at}
+    best = loss(REGRESSION, *everything)
+    rows = [
+        Row(
+            "teacher: LRU with input gating over gated RNN, loss ratio; ≫ 1",
+            "≫ 1",
+            gated / diagonal,
+            gated >= MUCH * diagonal,
+        ),
+        Row("teacher: LRU with input gating over dense gated RNN; ≫ 1", "≫ 1", gated / dense, gated >= MUCH * dense),
+        Row("teacher: LSTM and GRU over LRU with input gating; > 1", "> 1", nonlinear / gated, nonlinear > gated),
+    ]
+    for name, task in (("teacher", TEACHER), ("regression", REGRESSION)):
+        gain = loss(task, "lru") / loss(task, *GATED_LRUS)
+        rows.append(Row(f"{name}: LRU over LRU with input gating; > 1", "> 1", gain, gain > 1))
+    rows += [
+        Row(f"regression: GRU over the best architecture; at most {NEAR}", "1", gru / best, gru <= NEAR * best),
+        Row("regression: GRU over the gradient step, validation loss; < 1", "< 1", gru / optimum, gru < optimum),
+    ]
+    return rows
+
+
+def findings_5(records: Records) -> list[Row]:
+    """Appendix B.1, and the closing question of Section 4.3: is closeness to attention what makes them learn?"""
+    at = [r for r in _compared(records) if r["task"] == REGRESSION]
+    lrus = _correlation([r for r in at if r["model"] in LRUS])
+    everything = _correlation(at)
+    one = _median(_compared(records), TEACHER, "lru", 1, max(r["hidden"] for r in at))
+    with_gating = min(
+        _median(_compared(records), TEACHER, model, 1, max(r["hidden"] for r in at)) for model in GATED_LRUS
+    )
+    return [
+        Row("teacher, one layer: LRU over LRU with input gating; > 1", "> 1", one / with_gating, one > with_gating),
+        Row("LRUs: rank correlation of distance from attention and loss; high", "high", lrus, lrus > 0.5),
+        Row("all architectures: the same correlation (the paper leaves it open)", None, everything, True),
+    ]
+
+
+def transition(records: Records, quantity: str) -> int:
+    """The least width whose loss is below the middle, on a log scale, of the losses of the narrowest and the best."""
+    widths = sorted({r["hidden"] for r in records})
+    losses = [float(np.median([max(r[quantity], 1e-9) for r in records if r["hidden"] == width])) for width in widths]
+    middle = (max(losses) * min(losses)) ** 0.5
+    return next(width for width, loss in zip(widths, losses, strict=True) if loss <= middle)
+
+
+def _widths(records: Records, task: str, optimizer: str) -> Records:
+    """The runs of Figure 3."""
+    return [r for r in records if (r["task"], r["optimizer"]) == (task, optimizer) and not r["probe"]]
+
+
+def _compared(records: Records) -> Records:
+    """The runs of Figures 4 and 5."""
+    return [r for r in records if r["probe"]]
+
+
+def _median(records: Records, task: str, model: str, layers: int, hidden: int) -> float:
+    wanted = (task, model, layers, hidden)
+    losses = [r["validation_loss"] for r in records if (r["task"], r["model"], r["layers"], r["hidden"]) == wanted]
+    return float(np.median(losses)) if losses else float("inf")
+
+
+def _correlation(records: Records) -> float:
+    """Spearman's: what counts is the order."""
+    distances = [1 - r["attention_r2"] for r in records]
+    return float(spearmanr(distances, [r["validation_loss"] for r in records]).statistic)
+
+
+FINDINGS: dict[str, Callable[[Records], list[Row]]] = {
+    "figure3": findings_3,
+    "figure4": findings_4,
+    "figure5": findings_5,
+}
+
+
+def main(folder: str = "results/laptop/sweep") -> int:
+    """Print each finding as held or not; 1 if one does not hold."""
+    from underhood.sweep.store import results
+
+    records = [record for record in results(Path(folder)) if record["status"] == "done"]
+    rows = [(figure, row) for figure, ask in FINDINGS.items() for row in ask(records)]
+    for figure, row in rows:
+        here = f"{row.here:.3g}" if isinstance(row.here, float) else row.here
+        sys.stdout.write(f"{'held    ' if row.met else 'not held'}  {figure}  {row.name}: {here}\n")
+    return int(not all(row.met for _, row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2]))
