@@ -62,6 +62,8 @@ class Artifact:
     """Curves of the figure, for whoever draws them anew."""
     panels: tuple[Panel, ...] = ()
     """Its matrices of weights."""
+    networks: tuple[dict[str, Any], ...] = ()
+    """Networks that were decompiled for it: their name, and the keys of `underhood decompile --json`."""
 
 
 Maker = Callable[[str, Path], Artifact]  # (budget, folder for long runs) → artifact
@@ -104,6 +106,7 @@ def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str
         "rows": [dataclasses.asdict(row) for row in artifact.rows],
         "charts": [dataclasses.asdict(chart) for chart in artifact.charts],
         "panels": [dataclasses.asdict(panel) for panel in artifact.panels],
+        "networks": list(artifact.networks),
         "provenance": provenance(artifact, time.perf_counter() - began),
     }
     folder = out / budget

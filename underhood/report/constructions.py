@@ -23,7 +23,7 @@ from underhood.construct.verify import measure
 from underhood.errors import NotConstructible
 from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.charts import WEIGHT_CAPTIONS, weight_panels
-from underhood.report.drawing import SERIES, draw_pipeline, draw_table, new_figure, style_curves, text_of
+from underhood.report.drawing import SERIES, Line, draw_pipeline, draw_table, new_figure, style_curves, text_of
 
 SEED = 0
 D = 4
@@ -222,5 +222,5 @@ def figure1(budget: str, runs: Path) -> Artifact:
     settings = {"d": D, "horizon": full.horizon, "input_bound": full.input_bound}
     title = f"Figure 1: linear self-attention (d = {D}) as a gated RNN. Blue positive, red negative, grey zero."
     panels = weight_panels(full.model)
-    figure = draw_pipeline(panels, WEIGHT_CAPTIONS, title)
+    figure = draw_pipeline([Line("", panels, WEIGHT_CAPTIONS)], title)
     return Artifact("figure1", rows, settings, figure, seeds=(SEED,), panels=panels)

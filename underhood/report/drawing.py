@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,24 +46,44 @@ def draw_weights(axes: Axes, matrix: np.ndarray, title: str, limit: float | None
     axes.set_title(title, fontsize=9, color=INK, pad=5)
 
 
-def draw_pipeline(panels: Sequence[Panel], captions: Sequence[tuple[int, int, str]], title: str) -> Figure:
-    """Matrices side by side in the order of the data, all with cells of one size; captions span panels below them."""
-    cell, gap, margin = 0.17, 0.62, 0.75
-    shapes = [np.shape(panel.values) for panel in panels]
-    width = sum(columns for _, columns in shapes) * cell + gap * (len(panels) + 1)
-    tallest = max(rows for rows, _ in shapes) * cell
-    height = tallest + 2 * margin
-    figure, left, edges = new_figure(width, height), gap, []
-    for panel, (rows, columns) in zip(panels, shapes, strict=True):
-        bottom = margin + (tallest - rows * cell) / 2
-        box = (left / width, bottom / height, columns * cell / width, rows * cell / height)
-        draw_weights(figure.add_axes(box), np.array(panel.values), panel.name)
-        edges.append((left, left + columns * cell))
-        left += columns * cell + gap
-    for first, last, text in captions:
-        centre = (edges[first][0] + edges[last][1]) / 2 / width
-        figure.text(centre, 0.25 / height, text, ha="center", va="bottom", fontsize=8.5, color="#555555")
-    figure.text(gap / width, 1 - 0.15 / height, title, ha="left", va="top", fontsize=10.5, color=INK)
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Matrices side by side; captions (first panel, last panel, text) span panels below them."""
+
+    title: str
+    panels: Sequence[Panel]
+    captions: Sequence[tuple[int, int, str]] = ()
+
+
+CELL, GAP, ABOVE, BELOW = 0.17, 0.62, 0.62, 0.62  # inches
+
+
+def draw_pipeline(lines: Sequence[Line], title: str) -> Figure:
+    """Lines of matrices in the order of the data, all with cells of one size."""
+    tall = [max(len(panel.values) for panel in line.panels) * CELL for line in lines]
+    heights = [most + ABOVE + (BELOW if line.captions else 0.25) for line, most in zip(lines, tall, strict=True)]
+    widths = [sum(len(panel.values[0]) * CELL + GAP for panel in line.panels) + GAP for line in lines]
+    width, height = max(widths), sum(heights) + 0.35
+    figure, top = new_figure(width, height), height - 0.35
+    figure.text(GAP / width, 1 - 0.1 / height, title, ha="left", va="top", fontsize=10.5, color=INK)
+    for line, most, taken in zip(lines, tall, heights, strict=True):
+        if line.title:
+            figure.text(
+                0.12 / width, (top - 0.02) / height, line.title, va="top", fontsize=10, color=INK, weight="bold"
+            )
+        left, edges = GAP, []
+        for panel in line.panels:
+            rows, columns = np.shape(panel.values)
+            bottom = top - ABOVE - (most + rows * CELL) / 2
+            box = (left / width, bottom / height, columns * CELL / width, rows * CELL / height)
+            draw_weights(figure.add_axes(box), np.array(panel.values), panel.name)
+            edges.append((left, left + columns * CELL))
+            left += columns * CELL + GAP
+        for first, last, text in line.captions:
+            centre = (edges[first][0] + edges[last][1]) / 2 / width
+            below = (top - ABOVE - most - 0.1) / height
+            figure.text(centre, below, text, ha="center", va="top", fontsize=8.5, color="#555555")
+        top -= taken
     return figure
 
 

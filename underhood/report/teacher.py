@@ -1,72 +1,181 @@
-"""Section 3.1, Table 1: a student learns from sequences alone, and is the teacher's attention.
+"""Section 3.1, Table 1 and Figure 2: a student learns from sequences alone, and is the teacher's attention.
 
-The quick budget trains with the second-order solver. What the paper prints beside each number came from AdamW.
+The quick budget trains with the second-order solver, the paper's budget with AdamW for 781,000 steps as the paper
+does. What the paper prints beside each number came from AdamW.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from underhood.attention.linear import LinearAttention
 from underhood.attention.teachers import random_attention
-from underhood.errors import UnderhoodError
-from underhood.fit.levenberg import LevenbergResult, fit_levenberg
+from underhood.cells.gated_rnn import GatedRNN
+from underhood.cells.linear import dense
+from underhood.data import TeacherStudent
+from underhood.fit.config import SECTION_3_1, SECTION_3_1_HIDDEN
+from underhood.fit.levenberg import fit_levenberg
+from underhood.fit.population import members_of
+from underhood.fit.runs import fit_population
 from underhood.identify.decompile import decompile
 from underhood.identify.found import LINEAR, Found
+from underhood.identify.recover import head_tensor
+from underhood.model import as_dtype, make_model
 from underhood.report.artifact import Artifact, Row, artifact
-from underhood.report.drawing import draw_table, new_figure, text_of
+from underhood.report.charts import WEIGHT_CAPTIONS, Panel, weight_panels
+from underhood.report.drawing import Line, draw_pipeline, draw_table, new_figure, text_of
 
 D, LENGTH, SEQUENCES, HELD_OUT = 4, 32, 400, 256
+PAPER_SEED = 0
+# What quick must reach; the paper's own procedure is reported as it comes out.
+LIMITS = {"loss": 1e-12, "kv": 1e-10, "q": 1e-10, "distance": 1e-6, "hidden": 14, "pre_readout": 13}
+
+
+@dataclasses.dataclass(frozen=True)
+class Student:
+    """A teacher, the network that learned it, and what the decompiler reads in that network."""
+
+    teacher: LinearAttention
+    model: GatedRNN
+    held_out_loss: float
+    found: Found
+    settings: dict[str, Any]
 
 
 @functools.cache
-def student(seed: int) -> tuple[LinearAttention, LevenbergResult, Found]:
-    """A teacher, the network that learned it, and what the decompiler reads in that network."""
+def quick_student(seed: int) -> Student:
+    """Second order, from 400 sequences."""
     teacher = random_attention(D, seed=seed)
     xs = np.random.default_rng([seed, 1]).normal(size=(SEQUENCES + HELD_OUT, LENGTH, D))
     ys = np.stack([teacher.naive(sequence) for sequence in xs])
     training, held_out = (xs[:SEQUENCES], ys[:SEQUENCES]), (xs[SEQUENCES:], ys[SEQUENCES:])
     result = fit_levenberg(*training, held_out=held_out, seed=seed, target_loss=1e-20)
-    return teacher, result, decompile(result.model, against=teacher)
+    settings = {"sequences": SEQUENCES, "held_out": HELD_OUT, "optimizer": "levenberg"}
+    settings |= {"iterations": result.iterations, "restarts": result.restarts, "seconds": round(result.seconds, 2)}
+    found = decompile(result.model, against=teacher)
+    return Student(teacher, result.model, result.held_out_loss, found, settings)
+
+
+@functools.cache
+def paper_student(runs: Path, seed: int) -> Student:
+    """AdamW, 781,000 steps, 100 hidden neurons; goes on where it was stopped."""
+    teacher, folder = random_attention(D, seed=seed), runs / "teacher"
+    model = make_model("gated-rnn", D, hidden=SECTION_3_1_HIDDEN, seed=seed)
+    members = members_of(SECTION_3_1, [seed])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    resume = folder.exists()
+    run = fit_population([model], members, TeacherStudent(teacher, LENGTH), SECTION_3_1, out=folder, resume=resume)[0]
+    found = decompile(as_dtype(run.model, np.float64), against=teacher)
+    settings = {**SECTION_3_1.as_dict(), "optimizer": "adamw", "seconds": round(run.seconds, 1)}
+    return Student(teacher, run.model, run.held_out_loss, found, settings)
+
+
+def student(budget: str, runs: Path, seed: int = PAPER_SEED) -> Student:
+    return quick_student(seed) if budget == "quick" else paper_student(runs, seed)
 
 
 @artifact("table1", "quick", "paper")
-def table1(budget: str, runs: Path, seed: int = 0) -> Artifact:
-    if budget != "quick":
-        raise UnderhoodError("table1 is made with the budget quick", budget, "Use --budget quick.")
-    _, result, found = student(seed)
-    scores = found.scores
+def table1(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
+    """Loss, scores, and the neurons that are left."""
+    one = student(budget, runs, seed)
+    found, scores = one.found, one.found.scores
+
+    def at_most(name: str, paper: float, here: float | None, limit: str) -> Row:
+        # The paper's figures are the measure of the paper's procedure.
+        most = LIMITS[limit] if budget == "quick" else paper
+        return Row(name, paper, here, here is not None and here <= most)
+
     rows = [
-        _at_most("loss, held out", 4.97e-8, result.held_out_loss, 1e-12),
-        _at_most("KV score", 4.52e-8, scores.kv_score, 1e-10),
-        _at_most("Q score", 2.06e-10, scores.q_score, 1e-10),
-        _at_most("polynomial distance", 3.73e-4, scores.polynomial_distance, 1e-6),
-        _at_most("hidden neurons left", 14, found.hidden_after, 14),
-        _at_most("pre-readout neurons left", 13, found.pre_readout_after, 13),
+        at_most("loss, held out", 4.97e-8, one.held_out_loss, "loss"),
+        at_most("KV score", 4.52e-8, scores.kv_score, "kv"),
+        at_most("Q score", 2.06e-10, scores.q_score, "q"),
+        at_most("polynomial distance", 3.73e-4, scores.polynomial_distance, "distance"),
+        at_most("hidden neurons left", 14, found.hidden_after, "hidden"),
+        at_most("pre-readout neurons left", 13, found.pre_readout_after, "pre_readout"),
         Row("verdict of the decompiler", None, found.verdict, found.verdict == LINEAR),
     ]
+    if found.reduced_change is not None:
+        rows.append(Row("change of the outputs by reducing, relative", None, found.reduced_change, True))
     if found.certificate is not None:
         name = f"certificate, inputs within ±{found.certificate.input_bound:g}, {found.certificate.horizon} steps"
         rows.append(Row(name, None, found.certificate.max_abs_error, True))
-    settings = {
-        "d": D,
-        "length": LENGTH,
-        "sequences": SEQUENCES,
-        "held_out": HELD_OUT,
-        "optimizer": "levenberg",
-        "iterations": result.iterations,
-        "restarts": result.restarts,
-        "seconds": round(result.seconds, 2),
-        "teacher": "W_V, W_K, W_Q with entries N(0, 1/d); inputs N(0, 1)",
-    }
     figure = new_figure(7, 0.3 * len(rows) + 0.9)
     lines = [[row.name, text_of(row.paper), text_of(row.here)] for row in rows]
     draw_table(figure.subplots(), ["Table 1", "paper", "here"], lines, [2.4, 1.0, 1.0])
-    return Artifact("table1", rows, settings, figure, seeds=(seed,))
+    networks = ({"name": f"student of Section 3.1 ({one.settings['optimizer']})", **found.as_data()},)
+    return Artifact("table1", rows, _settings(one), figure, seeds=(seed,), networks=networks)
 
 
-def _at_most(name: str, paper: float, here: float | None, limit: float) -> Row:
-    return Row(name, paper, here, here is not None and here <= limit)
+def _settings(one: Student) -> dict[str, Any]:
+    teacher = "W_V, W_K, W_Q with entries N(0, 1/d); inputs N(0, 1)"
+    return {"d": D, "length": LENGTH, "teacher": teacher, **one.settings}
+
+
+@artifact("figure2", "quick", "paper")
+def figure2(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
+    """A: the student's weights once post-processed. B: the teacher. C: what the output gating adds up to."""
+    one = student(budget, runs, seed)
+    network = one.found.reduced or one.model
+    weights = tuple(_cleaned(panel) for panel in weight_panels(network))
+    teacher = tuple(
+        Panel.of(name, dense(getattr(one.teacher, field)[0]))
+        for name, field in (("W_V", "w_value"), ("W_K", "w_key"), ("W_Q", "w_query"))
+    )
+    wanted = kernels(network, head_tensor(np.asarray(one.teacher.w_value, np.float64), one.teacher.key_query))
+    assert one.found.tensor is not None  # every gated RNN has one
+    learned = kernels(network, one.found.tensor)
+    error = float(np.linalg.norm(learned - wanted) / np.linalg.norm(wanted))
+    drawn = [
+        _cleaned(Panel.of(f"{name}, y{index + 1}", kernel))
+        for name, several in (("student", learned), ("teacher", wanted))
+        for index, kernel in enumerate(several)
+    ]
+    memories = int(np.sum(np.asarray(network.lambda_) > 0.5))
+    blocks = _block_error(network, memories)
+    rows = [
+        Row("perfect memory neurons (λ = 1)", 10, memories, memories == 10),
+        Row("perfect forget neurons (λ = 0)", 4, network.hidden - memories, network.hidden - memories == 4),
+        Row("output gating outside memory × query, share of its weights", 0, blocks, blocks <= 1e-3),
+        Row("kernels of the student against the teacher's, relative", None, error, error <= 1e-2),
+    ]
+    title = f"Figure 2: the student (d = {D}) once post-processed. Blue positive, red negative, grey zero."
+    added_up = (
+        "what the rows of the output gating add up to for each output,\nmemory neurons down, query neurons across"
+    )
+    lines = [
+        Line("A", weights, WEIGHT_CAPTIONS),
+        Line("B", teacher, [(0, 2, "the teacher")]),
+        Line("C", drawn, [(0, D - 1, added_up), (D, 2 * D - 1, "and the teacher, in the same neurons")]),
+    ]
+    panels = (*weights, *teacher, *drawn)
+    return Artifact("figure2", rows, _settings(one), draw_pipeline(lines, title), seeds=(seed,), panels=panels)
+
+
+def kernels(network: GatedRNN, tensor: np.ndarray) -> np.ndarray:
+    """K_i with T_i = Σ K_i[a, b] (form of memory neuron a) ⊗ (query neuron b): T (docs/theory.md) in these neurons."""
+    m, x = (np.asarray(dense(w), np.float64) for w in (network.input_gating.w_m, network.input_gating.w_x))
+    memory, d = np.asarray(network.lambda_) > 0.5, network.d
+    forms = np.einsum("na,nb->nab", m[memory, :d], x[memory, :d])
+    forms = (forms + forms.transpose(0, 2, 1)).reshape(-1, d * d) / 2
+    queries = m[~memory, :d] * x[~memory, d:] + x[~memory, :d] * m[~memory, d:]
+    return np.linalg.pinv(forms.T) @ tensor.reshape(len(tensor), d * d, d) @ np.linalg.pinv(queries)
+
+
+def _cleaned(panel: Panel, share: float = 1e-6) -> Panel:
+    """Rounding is zero to the eye: what is below a millionth of the largest weight is drawn grey."""
+    values = np.array(panel.values)
+    return Panel.of(panel.name, np.where(np.abs(values) > share * np.abs(values).max(initial=0.0), values, 0.0))
+
+
+def _block_error(network: GatedRNN, memories: int) -> float:
+    """How far the rows of the output gating are from reading key-values in one branch and queries in the other."""
+    m, x = (np.asarray(dense(w), np.float64) for w in (network.output_gating.w_m, network.output_gating.w_x))
+    one_way = np.abs(m[:, memories:]).sum(axis=1) + np.abs(x[:, :memories]).sum(axis=1)
+    other_way = np.abs(m[:, :memories]).sum(axis=1) + np.abs(x[:, memories:]).sum(axis=1)
+    whole = np.abs(m).sum(axis=1) + np.abs(x).sum(axis=1)
+    return float(np.sum(np.minimum(one_way, other_way)) / max(whole.sum(), 1e-300))
