@@ -145,7 +145,7 @@ def figure2(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
     ]
     title = f"Figure 2: the student (d = {D}) once post-processed. Blue positive, red negative, grey zero."
     added_up = (
-        "what the rows of the output gating add up to for each output,\nmemory neurons down, query neurons across"
+        "what the output gating adds up to for each output,\nmemory neurons down, query neurons across"
     )
     lines = [
         Line("A", weights, WEIGHT_CAPTIONS),
