@@ -14,11 +14,13 @@ from tests.tolerance import error
 from underhood.cli import main
 from underhood.construct.compile import TARGETS
 from underhood.construct.envelope import Envelope
-from underhood.construct.forms import figure_1
+from underhood.construct.forms import compact, figure_1, rank_revealed
 from underhood.construct.gated import to_gated_rnn
 from underhood.construct.gru import attention_to_gru, to_gru
+from underhood.construct.lstm import attention_to_lstm
 from underhood.construct.targets import ATTENTION, GATED
 from underhood.construct.verify import measure
+from underhood.model import as_dtype
 
 LIMITS = {"gru": {1: 1e-4, 2: 1e-6}, "exact": {1: 1e-12}, "linearised": {1: 1e-7, 2: 1e-9, 3: 1e-10}}
 SOURCES = {
@@ -134,6 +136,51 @@ def test_float32(target):
     assert compiled.max_abs_error <= compiled.error_bound
     if TARGETS[target].exact:
         assert compiled.max_rel_error <= 1e-4
+
+
+# Two of several hundred random ones: what keys and queries make nearly takes itself away.
+CANCELLING = [{"d": 2, "seed": 3}, {"d": 2, "seed": 40, "rank": 1}]
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("settings", CANCELLING)
+def test_one_lstm_layer_holds_attention_that_nearly_cancels(settings, order):
+    limit, attention = LIMITS["linearised"][order], uh.random_attention(**settings)
+    compiled = uh.compile(attention, to="lstm", order=order)
+    assert compiled.verified
+    assert compiled.max_rel_error <= limit / 2
+    assert compiled.max_abs_error <= compiled.error_bound <= 1000 * compiled.max_abs_error
+
+
+def test_the_usual_lstm_layer_does_not_hold_it():
+    """Negative control: as Figure 1 has it, the first of them misses."""
+    attention, envelope = uh.random_attention(**CANCELLING[0]), Envelope(4.0, 1000, np.dtype(np.float64))
+    usual = measure(attention, attention_to_lstm(rank_revealed(attention), envelope, 1).model, envelope)
+    assert usual.max_rel_error > LIMITS["linearised"][1]
+
+
+@pytest.mark.parametrize("target", ["gated-rnn", "gated-rnn-compact", "gated-rnn-minimal"])
+@pytest.mark.parametrize(("d", "heads", "seed"), [(1, 2, 0), (2, 1, 3), (5, 3, 0), (8, 2, 1)])
+def test_exact_targets_in_float32(target, d, heads, seed):
+    compiled = uh.compile(uh.random_attention(d, heads=heads, seed=seed), to=target, dtype="float32")
+    assert compiled.verified
+    assert compiled.max_rel_error <= 1e-4
+    assert compiled.max_abs_error <= compiled.error_bound <= 1000 * compiled.max_abs_error
+
+
+def test_compact_takes_no_inverse_that_would_cost_too_much():
+    """d = 5, heads 3, seed 0: a W_V so near to singular that its inverse costs float32 two digits too many."""
+    attention, envelope = uh.random_attention(5, heads=3, seed=0), Envelope(4.0, 1000, np.dtype(np.float32))
+    compiled = uh.compile(attention, to="gated-rnn-compact", dtype="float32")
+    assert compiled.hidden == 3 * (15 + 5)
+    inverted = as_dtype(to_gated_rnn(compact(attention)), np.dtype(np.float32))
+    assert inverted.hidden == compiled.hidden
+    assert measure(attention, inverted, envelope).max_rel_error > 1e-4 > 5 * compiled.max_rel_error
+    # A well-conditioned one keeps Section 2.2's queries, W_V^{-T} W_Kᵀ W_Q.
+    attention = uh.LinearAttention(np.eye(3) + 0.1, *np.random.default_rng(0).normal(size=(2, 3, 3)))
+    queries = uh.compile(attention, to="gated-rnn-compact").model.input_gating.w_m[-3:, :-1]
+    w_value, w_key, w_query = (np.asarray(w[0]) for w in (attention.w_value, attention.w_key, attention.w_query))
+    np.testing.assert_allclose(queries, np.linalg.inv(w_value).T @ w_key.T @ w_query, rtol=1e-12)
 
 
 @pytest.mark.parametrize("target", ["gated-rnn", "lru", "lstm", "gru"])

@@ -1,12 +1,14 @@
 """Forms: the same function from every one, and the counts of docs/theory.md against ranks known by design."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import underhood as uh
 from tests.tolerance import agree, error
 from underhood.cells.linear import dense
-from underhood.construct.forms import compact, figure_1, rank_revealed
+from underhood.construct.forms import compact, compact_coordinates, coordinates, figure_1, rank_revealed
 from underhood.construct.gated import to_gated_rnn, to_sparse_gated_rnn
 from underhood.construct.minimal import memory_count, minimal
 
@@ -86,13 +88,31 @@ def test_heads_share_memories(heads, d, rank):
     assert form.products <= d * d
 
 
-@pytest.mark.parametrize("write", [figure_1, rank_revealed, minimal])
+@pytest.mark.parametrize("write", [figure_1, rank_revealed, coordinates, minimal])
 @pytest.mark.parametrize(
     "sizes", [{"d": 4}, {"d": 4, "d_key": 2, "d_value": 3, "heads": 2}, {"d": 5, "rank": 2}, {"d": 3, "rank": 0}]
 )
 def test_every_form_is_the_attention(write, sizes):
     attention = uh.random_attention(**sizes, seed=2)
     assert np.allclose(coefficient_tensor(write(attention)), attention_tensor(attention), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("write", [compact, compact_coordinates])
+def test_both_compact_forms_are_the_attention(write):
+    attention = uh.random_attention(4, heads=2, seed=1)
+    assert error(coefficient_tensor(write(attention)), attention_tensor(attention)) <= 1e-12
+
+
+def test_coordinates_keep_decays_apart():
+    whole = uh.random_attention(3, heads=3, seed=1)
+    weights = (whole.w_value, whole.w_key, whole.w_query)
+    form = coordinates(uh.LinearAttention(*weights, decay=np.array([0.5, 1.0, 0.5])))
+    assert form.memory == 2 * 6
+    for decay, heads in ((0.5, [0, 2]), (1.0, [1])):
+        chosen = form.decay == decay
+        part = dataclasses.replace(form, reads=form.reads * chosen)
+        expected = attention_tensor(uh.LinearAttention(*(weight[np.array(heads)] for weight in weights)))
+        assert np.allclose(coefficient_tensor(part), expected, rtol=0, atol=1e-13)
 
 
 def test_figure_1_has_the_papers_counts_and_compact_too():
@@ -105,8 +125,9 @@ def test_figure_1_has_the_papers_counts_and_compact_too():
 
 @pytest.mark.parametrize("sizes", [{"rank": 3}, {"d_value": 3}])
 def test_compact_refuses_a_singular_value_matrix_with_the_remedy(sizes):
-    with pytest.raises(uh.UnderhoodError, match=r"compact needs an invertible w_value; got .* gated-rnn-minimal"):
-        compact(uh.random_attention(4, **sizes))
+    for write in (compact, compact_coordinates):
+        with pytest.raises(uh.UnderhoodError, match=r"compact needs an invertible w_value; got .* gated-rnn-minimal"):
+            write(uh.random_attention(4, **sizes))
 
 
 def test_sparse_is_figure_1_without_its_zeros():

@@ -92,29 +92,48 @@ def _figure_1_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, 
 
 def compact(attention: LinearAttention) -> KeyValueForm:
     """Section 2.2: with keys W_V and queries W_V^{-T} W_Kᵀ W_Q, v kᵀ is symmetric: d(d+1)/2 + d neurons a head."""
-    return stack_forms([_compact_head(*head) for head in heads_of(attention)])
+    return stack_forms([_compact_head(*head, basis=_invertible(head[0])) for head in heads_of(attention)])
 
 
-def _compact_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float) -> KeyValueForm:
+def compact_coordinates(attention: LinearAttention) -> KeyValueForm:
+    """The same neurons, with x itself as keys and values, queries W_KᵀW_Q and W_V in the readout.
+
+    No inverse is taken: where W_V is nearly singular, W_V^{-T} is large and what it adds has to cancel again.
+    """
+    for w_value, *_ in heads_of(attention):
+        _invertible(w_value)
+    return stack_forms([_compact_head(*head, basis=np.eye(attention.d)) for head in heads_of(attention)])
+
+
+def _invertible(w_value: np.ndarray) -> np.ndarray:
     d_value, d = w_value.shape
     rank = np.linalg.matrix_rank(w_value)
     if d_value != d or rank < d:
         shape = f"rank {rank} for d={d}" if d_value == d else f"shape {w_value.shape}"
         remedy = "Use to='gated-rnn-minimal' (--to gated-rnn-minimal), which takes any."
         raise UnderhoodError("compact needs an invertible w_value", shape, remedy)
+    return w_value
+
+
+def _compact_head(
+    w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float, basis: np.ndarray
+) -> KeyValueForm:
+    """y = (W_V B⁻¹) S (B^{-T} W_KᵀW_Q x) with the symmetric S = Σ (B x)(B x)ᵀ, for any invertible B."""
+    d = len(basis)
     upper = np.triu_indices(d)
     # memory_of[i, j]: which neuron holds entry (i, j), the same for (j, i).
     memory_of = np.zeros((d, d), int)
     memory_of[upper] = np.arange(len(upper[0]))
     memory_of = np.maximum(memory_of, memory_of.T)
+    outputs = np.eye(d) if basis is w_value else np.linalg.solve(basis.T, w_value.T).T
     return KeyValueForm(
-        values=w_value[upper[0]],
-        keys=w_value[upper[1]],
+        values=basis[upper[0]],
+        keys=basis[upper[1]],
         decay=np.full(len(upper[0]), decay),
-        queries=np.linalg.solve(w_value.T, w_key.T @ w_query),
+        queries=np.linalg.solve(basis.T, w_key.T @ w_query),
         reads=np.eye(len(upper[0]))[memory_of.ravel()],
         asks=np.tile(np.eye(d), (d, 1)),
-        readout=np.repeat(np.eye(d), d, axis=1),
+        readout=np.repeat(outputs, d, axis=1),
     )
 
 
@@ -138,6 +157,38 @@ def _rank_revealed_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndar
     return dataclasses.replace(form, readout=w_value @ rows.T @ form.readout)
 
 
+def coordinates(attention: LinearAttention) -> KeyValueForm:
+    """The attention's own tensor: y_i = Σ_{a≤b} S_ab (T_i[a,b]·x_t) with S_ab = Σ_s x_a x_b, d_v·d(d+1)/2 products.
+
+    T_i = Σ_heads sym_ab(W_V[i,a] M[b,c]), M = W_KᵀW_Q: what heads, and keys and queries, take away from each other is
+    taken away in the weights, before anything is linearised. More products than `rank_revealed`, but hardly larger
+    than their sum: at d=2, seed 3, 7 times the largest output instead of 27.
+    """
+    heads = heads_of(attention)
+    decays = np.array([decay for *_, decay in heads])
+    return stack_forms([_coordinate_form([h for h in heads if h[3] == decay]) for decay in np.unique(decays)])
+
+
+def _coordinate_form(heads: list[tuple[np.ndarray, np.ndarray, np.ndarray, float]]) -> KeyValueForm:
+    """Heads of one decay."""
+    d_value, d = heads[0][0].shape
+    tensors = [np.einsum("ia,bc->iabc", w_value, w_key.T @ w_query) for w_value, w_key, w_query, _ in heads]
+    tensor = np.sum(tensors, axis=0)
+    first, second = np.triu_indices(d)
+    # Both T[a,b] and T[b,a] for a < b; the diagonal once.
+    folded = tensor[:, first, second] + np.where(first != second, 1.0, 0.0)[:, None] * tensor[:, second, first]
+    pairs = len(first)
+    return KeyValueForm(
+        values=np.eye(d)[first],
+        keys=np.eye(d)[second],
+        decay=np.full(pairs, heads[0][3]),
+        queries=folded.reshape(-1, d),
+        reads=np.tile(np.eye(pairs), (d_value, 1)),
+        asks=np.eye(d_value * pairs),
+        readout=np.repeat(np.eye(d_value), pairs, axis=1),
+    )
+
+
 def factor_key_query(w_key: np.ndarray, w_query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """W_KᵀW_Q = columnsᵀ @ queries, with orthonormal rows in `columns` and as many as the rank."""
     u, sizes, vt = np.linalg.svd(w_key.T @ w_query)
@@ -148,7 +199,12 @@ def factor_key_query(w_key: np.ndarray, w_query: np.ndarray) -> tuple[np.ndarray
 def row_space(matrix: np.ndarray) -> np.ndarray:
     """Orthonormal rows that span the rows of `matrix`."""
     _, sizes, vt = np.linalg.svd(matrix)
-    return vt[: numerical_rank(sizes, matrix.shape)]
+    return plain(vt[: numerical_rank(sizes, matrix.shape)])
+
+
+def plain(rows: np.ndarray) -> np.ndarray:
+    """An orthonormal basis of the whole space may as well be the coordinates: |row·x| is bounded best there."""
+    return np.eye(len(rows)) if len(rows) == rows.shape[1] else rows
 
 
 def numerical_rank(sizes: np.ndarray, shape: tuple[int, ...]) -> int:

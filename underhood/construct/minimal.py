@@ -20,6 +20,7 @@ from underhood.construct.forms import (
     factor_key_query,
     heads_of,
     numerical_rank,
+    plain,
     row_space,
     stack_forms,
 )
@@ -92,7 +93,7 @@ def _intersect(rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.nd
     # Sines of the principal angles, not cosines: a cosine near 1 hides angles below 1e-8.
     mixing, sines, _ = np.linalg.svd(columns - (columns @ rows.T) @ rows)
     outside = np.concatenate([sines, np.zeros(len(columns) - len(sines))]) > SAME_DIRECTION
-    common, columns_only = mixing[:, ~outside].T @ columns, mixing[:, outside].T @ columns
+    common, columns_only = plain(mixing[:, ~outside].T @ columns), mixing[:, outside].T @ columns
     beyond, _, _ = np.linalg.svd(rows - (rows @ common.T) @ common)
     return common, beyond[:, : len(rows) - len(common)].T @ rows, columns_only
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,14 @@ import numpy as np
 from underhood.attention.linear import LinearAttention
 from underhood.cells import GatedRNN
 from underhood.construct.envelope import Envelope
-from underhood.construct.forms import KeyValueForm, compact, figure_1, rank_revealed
+from underhood.construct.forms import (
+    KeyValueForm,
+    compact,
+    compact_coordinates,
+    coordinates,
+    figure_1,
+    rank_revealed,
+)
 from underhood.construct.gated import to_gated_rnn, to_sparse_gated_rnn
 from underhood.construct.gru import attention_to_gru, to_gru
 from underhood.construct.lowered import Lowered
@@ -27,7 +35,10 @@ _LINEARISED = {1: 1e-7, 2: 1e-9, 3: 1e-10}
 _GRU = {1: 1e-4, 2: 1e-6}
 
 
-def _exact(form: Callable[[LinearAttention], KeyValueForm]) -> Callable[..., Lowered]:
+Form = Callable[[LinearAttention], KeyValueForm]
+
+
+def _exact(form: Form) -> Callable[..., Lowered]:
     """Attention through `form` into Eq. 2, exact but for rounding."""
 
     def lower(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
@@ -80,9 +91,7 @@ def economical(source: LinearAttention) -> KeyValueForm:
     return together if together.products * 2 <= apart.products else apart
 
 
-def _through_gated(
-    lower: Callable[..., Lowered], form: Callable[[LinearAttention], KeyValueForm] = rank_revealed
-) -> Callable[..., Lowered]:
+def _through_gated(lower: Callable[..., Lowered], form: Form = rank_revealed) -> Callable[..., Lowered]:
     """Attention as a gated RNN, and then as what a gated RNN becomes."""
 
     def through(source: LinearAttention, envelope: Envelope, order: int, **options: Any) -> Lowered:
@@ -91,11 +100,21 @@ def _through_gated(
     return through
 
 
-def _through_form(lower: Callable[..., Lowered]) -> Callable[..., Lowered]:
+def _through_form(lower: Callable[..., Lowered], form: Form = rank_revealed) -> Callable[..., Lowered]:
     def through(source: LinearAttention, envelope: Envelope, order: int, **options: Any) -> Lowered:
-        return lower(rank_revealed(source), envelope, order, **options)
+        return lower(form(source), envelope, order, **options)
 
     return through
+
+
+def _either(first: Callable[..., Lowered], otherwise: Callable[..., Lowered]) -> Callable[..., Lowered]:
+    """`first`, and `otherwise` for sources on which it comes near the tolerance."""
+
+    def lower(source: LinearAttention, envelope: Envelope, order: int, **options: Any) -> Lowered:
+        lowered = first(source, envelope, order, **options)
+        return dataclasses.replace(lowered, otherwise=lambda: otherwise(source, envelope, order, **options))
+
+    return lower
 
 
 def _register(
@@ -128,7 +147,11 @@ def _register(
 
 
 _register("gated-rnn", attention={1: _figure_1}, gated={1: _same}, tolerances=_ROUNDING_ONLY)
-_register("gated-rnn-compact", attention={1: _exact(compact)}, tolerances=_ROUNDING_ONLY)
+_register(
+    "gated-rnn-compact",
+    attention={1: _either(_exact(compact), _exact(compact_coordinates))},
+    tolerances=_ROUNDING_ONLY,
+)
 _register("gated-rnn-minimal", attention={1: _exact(minimal)}, tolerances=_ROUNDING_ONLY)
 _register(
     "lru",
@@ -158,7 +181,10 @@ _register(
 )
 _register(
     "lstm",
-    attention={1: _through_form(attention_to_lstm), 2: _through_gated(to_lstm)},
+    attention={
+        1: _either(_through_form(attention_to_lstm), _through_form(attention_to_lstm, coordinates)),
+        2: _through_gated(to_lstm),
+    },
     gated={2: to_lstm},
     tolerances=_LINEARISED,
     why_not_fewer="the output gate reads the input and not the cell state, so two states cannot be multiplied",

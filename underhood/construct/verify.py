@@ -44,7 +44,8 @@ def measure(source: Any, model: Any, envelope: Envelope, seed: int = 0) -> Measu
 def probes(source: Any, envelope: Envelope, seed: int = 0) -> list[list[Float[np.ndarray, "t d"]]]:
     """Two sorts: inputs that vary, inside and at the corners; and the constant corners that drive outputs furthest.
 
-    The latter are the hardest: signals reach their bounds, and every step rounds the same way.
+    The latter are the hardest: signals reach their bounds, and every step rounds the same way. One of them stands a
+    little inside, since a corner is a round number, which networks that read x itself would sum without rounding.
     """
     random = np.random.default_rng(seed)
     length, r = _probe_length(envelope), envelope.input_bound
@@ -52,7 +53,9 @@ def probes(source: Any, envelope: Envelope, seed: int = 0) -> list[list[Float[np
     for _ in range(max(1, 64 // length)):  # short sequences say little each
         varied += [random.uniform(-r, r, shape), np.clip(random.normal(size=shape), -r, r)]
         varied.append(r * random.choice([-1.0, 1.0], shape))
-    return [varied, [np.tile(corner, (length, 1)) for corner in _furthest_corners(source, envelope, random)]]
+    corners = _furthest_corners(source, envelope, random)
+    corners.append(corners[0] * random.uniform(0.9, 1.0, source.d))
+    return [varied, [np.tile(corner, (length, 1)) for corner in corners]]
 
 
 def _probe_length(envelope: Envelope) -> int:
