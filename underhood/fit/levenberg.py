@@ -19,7 +19,7 @@ from underhood.cells.gated_rnn import GatedRNN
 from underhood.errors import UnderhoodError
 from underhood.fit.gauss_newton import FIRST_DAMPING, State, iterate, size, start
 from underhood.fit.moments import check_sequences, reduce_data
-from underhood.fit.problems import FixedLambda, FreeLambda, Problem, draw_weights, outputs_of, to_model
+from underhood.fit.problems import FixedLambda, FreeLambda, Problem, Weights, draw_weights, outputs_of, to_model
 from underhood.fit.prune import drop_dead, without_weakest
 from underhood.fit.symmetry import Signs, reduce_symmetric
 
@@ -156,7 +156,7 @@ def fit_levenberg(
         best = run.better(progress.best, progress.state)
         progress = fresh(progress.restart + 1)._replace(iterations=progress.iterations, best=best)
     state = progress.reduced or run.better(progress.best, progress.state)
-    model = to_model(run.problem, state.weights, state.readout)
+    model = to_model(run.problem, silenced(state.weights, xs, targets_at), state.readout)
     held_out_loss = run.held_out(state)
     return LevenbergResult(
         model=model,
@@ -172,6 +172,21 @@ def fit_levenberg(
         stopped=ended == "stopped",
         progress=progress,
     )
+
+
+def silenced(weights: Weights, xs: np.ndarray, targets_at: str) -> Weights:
+    """Zero where no data speaks: a forget neuron's weights for inputs that are zero whenever the output is asked for.
+
+    In-context regression asks at the query, where y is 0. What such weights are changes nothing in any output that
+    was asked for; an ever so small weight decay would have brought them to zero.
+    """
+    if targets_at != "last":
+        return weights
+    never = np.append(~np.any(xs[:, -1], axis=0), False)
+    where = np.ix_(weights.lambda_ == 0, never)
+    in_m, in_x = weights.in_m.copy(), weights.in_x.copy()
+    in_m[where] = in_x[where] = 0.0
+    return weights._replace(in_m=in_m, in_x=in_x)
 
 
 @dataclasses.dataclass

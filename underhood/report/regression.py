@@ -40,7 +40,7 @@ def sample_tasks(seed: Any, tasks: int, variance: float = 1.0) -> tuple[np.ndarr
 
 def excess(model: Any, seed: int, variance: float) -> tuple[float, float, float]:
     """Loss over that of the optimal step on the same tasks: share of it, its standard error, and the loss itself."""
-    xs, ys = sample_tasks([seed, 3], PAIRED, variance)
+    xs, ys = sample_tasks([seed, 3, round(variance)], PAIRED, variance)
     step = ETA * np.einsum("bty,btx,bx->by", xs[:, :-1, D_X:], xs[:, :-1, :D_X], xs[:, -1, :D_X])
     optimal = 0.5 * np.mean((step - ys) ** 2, axis=1)
     here = 0.5 * np.mean((outputs_of(model, xs, last=True) - ys) ** 2, axis=1)

@@ -144,9 +144,7 @@ def figure2(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
         Row("kernels of the student against the teacher's, relative", None, error, error <= 1e-2),
     ]
     title = f"Figure 2: the student (d = {D}) once post-processed. Blue positive, red negative, grey zero."
-    added_up = (
-        "what the output gating adds up to for each output,\nmemory neurons down, query neurons across"
-    )
+    added_up = "what the output gating adds up to for each output,\nmemory neurons down, query neurons across"
     lines = [
         Line("A", weights, WEIGHT_CAPTIONS),
         Line("B", teacher, [(0, 2, "the teacher")]),
