@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from underhood.attention.linear import LinearAttention
 from underhood.attention.teachers import gradient_descent_attention
@@ -89,10 +89,11 @@ class LinearRegression(AbstractTask):
         """The attention that takes the optimal step (Eq. 4)."""
         return gradient_descent_attention(self.d_x, self.d_y, self.optimal_eta)
 
-    def optimal_prediction(self, xs: Float[Array, "b t d"]) -> Float[Array, "b d_y"]:
-        """ŷ = η* Σ_t y_t (x_t · x) for a batch."""
+    def optimal_prediction(self, xs: Any) -> Any:
+        """ŷ = η* Σ_t y_t (x_t · x) for a batch (b, t, d) of NumPy or jax, in its own precision."""
         x, y = xs[..., : self.d_x], xs[..., self.d_x :]
-        return self.optimal_eta * jnp.einsum("bty,btx,bx->by", y[:, :-1], x[:, :-1], x[:, -1])
+        likeness = (x[:, :-1] * x[:, -1:]).sum(axis=-1, keepdims=True)
+        return self.optimal_eta * (likeness * y[:, :-1]).sum(axis=1)
 
 
 @TASKS.register("linear-regression")

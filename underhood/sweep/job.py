@@ -44,7 +44,7 @@ def _cost(group: Sequence[RunSpec]) -> float:
     if run.optimizer == "levenberg":
         return 3e12  # minutes, whatever the width
     tokens = run.steps * run.batch_size * (run.length if run.task == "teacher-student" else run.examples + 1)
-    return len(group) * tokens * run.layers * (run.hidden**2 + 50 * run.hidden)
+    return 1.0 * len(group) * tokens * run.layers * (run.hidden**2 + 50 * run.hidden)
 
 
 def run_job(job: dict[str, Any], folder: str | None = None) -> list[Result]:
@@ -145,7 +145,7 @@ def _paired(task: Any, model: Any, seed: int) -> dict[str, float]:
     for name, stream in (("", HELD_OUT), ("validation_", VALIDATION)):
         xs, wanted = draw(task, seed, PAIRED, stream=stream, part=1)
         here = _last(model, xs)[:, -task.d_out :]
-        optimal = np.asarray(task.optimal_prediction(xs))
+        optimal = task.optimal_prediction(xs)
         over = 0.5 * np.mean((here - wanted) ** 2, axis=1) - 0.5 * np.mean((optimal - wanted) ** 2, axis=1)
         found[f"optimal_{name}loss"] = task.optimal_loss(validation=bool(name))
         found[f"{name}excess"] = float(over.mean())

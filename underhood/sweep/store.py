@@ -134,11 +134,11 @@ def query(path: str | Path, question: str) -> list[dict[str, Any]]:
     file = Path(path) / RESULTS
     if not file.exists():
         raise UnderhoodError("a sweep's folder has a results.jsonl", str(path), "Run `underhood sweep` first.")
-    read_lines(file)  # names a broken line better than duckdb does
+    whole = [record["id"] for record in read_lines(file)[0]]  # names a broken line better than duckdb does
     with duckdb.connect(config={"enable_external_access": "true"}) as connection:
         source = connection.read_json(str(file), format="newline_delimited", ignore_errors=True, sample_size=-1)
         # From here on nothing but the table can be read, whatever the question says.
-        connection.execute("create table runs as select * from source where id is not null")
+        connection.execute("create table runs as select * from source where list_contains(?, id)", [whole])
         connection.execute("set enable_external_access = false")
         del source
         try:

@@ -1,0 +1,106 @@
+"""A sweep on this machine: the numbers of its runs do not depend on workers, kills or what trained beside them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.sweep.specs import numbers, sweep
+from underhood.cli import main
+from underhood.data import TASKS
+from underhood.errors import UnderhoodError
+from underhood.fit.config import FitConfig
+from underhood.fit.runs import fit
+from underhood.interop.files import load
+from underhood.model import make_model
+from underhood.sweep import run_sweep
+from underhood.sweep.job import run_job
+from underhood.sweep.store import results
+
+SPEC = sweep({"seeds": 2, "learning_rate": [1e-3, 1e-2], "probe": True}, {"hidden": 4}, keep_models=True)
+COMMAND = [sys.executable, "-c", "import sys; from underhood.cli import main; sys.exit(main())"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep") / "one"
+    return folder, run_sweep(SPEC, folder, workers=1)
+
+
+def test_every_run_ends_once_with_its_numbers(undisturbed):
+    folder, records = undisturbed
+    assert len(records) == len(results(folder)) == 5
+    assert {record["status"] for record in records} == {"done"}
+    assert not (folder / "jobs").exists()
+    for record in records:
+        assert load(folder / "models" / f"{record['id']}.safetensors").parameters == record["parameters"]
+        assert abs(record["optimal_validation_loss"] - 2 * record["optimal_loss"]) < 1e-12
+
+
+def test_a_run_is_what_fit_gives(undisturbed):
+    """The sweep adds nothing to a run: `fit` alone ends with the same loss, to the last bit."""
+    record = next(r for r in undisturbed[1] if r["seed"] == 1 and r["learning_rate"] == 1e-2)
+    task = TASKS["linear-regression"](examples=3, d_x=1, d_y=1)
+    config = FitConfig(steps=60, batch_size=4, learning_rate=1e-2, final_learning_rate=1e-5, weight_decay=0.0, seed=1)
+    alone = fit(make_model("gated-rnn", 2, hidden=3, d_out=1, seed=1), task, config)
+    assert alone.held_out_loss == pytest.approx(record["held_out_loss"], rel=1e-5)
+
+
+def test_two_workers_resume_and_a_torn_store_give_the_same(undisturbed, tmp_path):
+    folder, records = undisturbed
+    kept = (folder / "results.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "results.jsonl").write_text("".join(kept[:2]) + kept[2][:20])
+    heard = []
+    again = run_sweep(SPEC, tmp_path, workers=2, resume=True, warn=heard.append)
+    assert numbers(again) == numbers(records)
+    assert len(heard) == 1
+    assert len(results(tmp_path)) == 5
+
+
+def test_a_run_that_diverges_leaves_the_others_alone():
+    """One job, one member with a hopeless rate: it is recorded as failed, the other as if alone."""
+    spec = {"task": "linear-regression", "examples": 3, "d_x": 1, "d_y": 1, "hidden": 3, "steps": 200}
+    good, bad = {**spec, "learning_rate": 1e-3}, {**spec, "learning_rate": 1e30}
+    job = {"id": "x", "checkpoint_every": 100, "keep_models": False}
+    (one, _), (other, _) = run_job({**job, "runs": [good, bad]})
+    ((alone, _),) = run_job({**job, "runs": [good]})
+    assert (one["status"], other["status"]) == ("done", "failed")
+    assert "step" in other["reason"]
+    assert numbers([one]) == numbers([alone])
+
+
+def test_killed_with_all_its_workers_and_resumed(tmp_path):
+    spec, out = tmp_path / "spec.json", tmp_path / "out"
+    spec.write_text(json.dumps(sweep({"hidden": [3, 4], "steps": 2000}, checkpoint_every=200)))
+    command = [*COMMAND, "sweep", str(spec), "--out", str(out), "--workers", "2", "--resume"]
+    started = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    while not list(out.glob("jobs/*/checkpoints/*.safetensors")) and started.poll() is None:
+        time.sleep(0.05)
+    os.kill(started.pid, signal.SIGKILL)
+    started.wait()
+    time.sleep(0.5)  # its workers see that it is gone
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    again = run_sweep(json.loads(spec.read_text()), tmp_path / "undisturbed", workers=1)
+    assert numbers(results(out)) == numbers(again)
+    assert len(results(out)) == 2
+
+
+def test_the_command(tmp_path, capsys):
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(sweep({"optimizer": "levenberg", "hidden": 6, "steps": 5, "restarts": 0})))
+    question = "select model, count(*) as n from runs group by model"
+    assert main(["sweep", str(spec), "--out", str(tmp_path / "o"), "--json", "--query", question]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["failed"], printed["query"]) == (0, [{"model": "gated-rnn", "n": 1}])
+    assert main(["sweep", str(spec), "--out", str(tmp_path / "o")]) == 2
+    assert "--resume" in capsys.readouterr().err
+    spec.write_text(json.dumps(sweep({"hidden": -1})))
+    assert main(["sweep", str(spec), "--out", str(tmp_path / "p")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "p").exists()
+    with pytest.raises(UnderhoodError, match="workers"):
+        run_sweep(SPEC, tmp_path / "q", workers=0)

@@ -1,0 +1,85 @@
+"""A specification is checked whole before anything starts, and what is wrong names its entry."""
+
+import json
+
+import pytest
+
+from tests.sweep.specs import SMALL, sweep
+from underhood.errors import UnderhoodError
+from underhood.sweep.job import jobs_of
+from underhood.sweep.spec import RunSpec, parse, read_spec
+
+
+def test_an_entry_stands_for_every_combination():
+    runs = parse(sweep({"hidden": [3, 5], "model": ["gru", "lstm"], "layers": [1, 2], "seeds": 3})).expanded()
+    assert len(runs) == 2 * 2 * 2 * 3
+    assert {run.seed for run in runs} == {0, 1, 2}
+    assert len({run.id for run in runs}) == len(runs)
+    assert parse(sweep({"seeds": [7]})).expanded()[0].seed == 7
+
+
+def test_a_run_has_the_same_name_everywhere():
+    (run,) = parse(sweep({})).expanded()
+    again = RunSpec(**json.loads(json.dumps(run.model_dump())))
+    assert again.id == run.id
+    assert RunSpec(**{**run.model_dump(), "seed": 1}).id != run.id
+
+
+def test_runs_of_one_shape_are_one_job():
+    runs = parse(sweep({"seeds": 3, "learning_rate": [1e-3, 1e-2]}, {"hidden": 4}, {"model": "gru"})).expanded()
+    jobs = jobs_of(runs, checkpoint_every=10, keep_models=False)
+    assert sorted(len(job["runs"]) for job in jobs) == [1, 1, 6]
+    second = parse(sweep({"seeds": 2, "optimizer": "levenberg"})).expanded()
+    assert len(jobs_of(second, checkpoint_every=10, keep_models=False)) == 2  # nothing to share there
+
+
+@pytest.mark.parametrize(
+    ("entry", "named"),
+    [
+        ({"model": "transformer"}, "runs[1].model"),
+        ({"task": "chess"}, "runs[1].task"),
+        ({"hidden": -4}, "runs[1].hidden"),
+        ({"hidden": [4, 0]}, "runs[1].hidden[1]"),
+        ({"hidden": "4"}, "runs[1].hidden"),
+        ({"hidden": []}, "runs[1].hidden"),
+        ({"steps": 0}, "runs[1].steps"),
+        ({"seeds": -1}, "runs[1].seeds"),
+        ({"seeds": True}, "runs[1].seeds"),
+        ({"learning_rate": 0}, "runs[1].learning_rate"),
+        ({"learning_rate": float("nan")}, "runs[1].learning_rate"),
+        ({"colour": "red"}, "runs[1].colour"),
+        ({"model": "gated-rnn", "layers": 2}, "runs[1].layers"),
+        ({"model": "gru", "optimizer": "levenberg"}, "runs[1]"),
+        ({"model": "gru", "pre_readout": 4}, "runs[1].pre_readout"),
+        ({"seeds": 10**7}, "runs[1].seeds"),
+    ],
+)
+def test_a_bad_entry_is_named(entry, named):
+    with pytest.raises(UnderhoodError) as caught:
+        parse(sweep({}, {"hidden": 9, **entry})).expanded()
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_stands_twice_is_refused():
+    with pytest.raises(UnderhoodError, match=r"runs\[1\] repeats one of runs\[0\]"):
+        parse(sweep({"hidden": [3, 4]}, {"hidden": [5, 4]})).expanded()
+    with pytest.raises(UnderhoodError, match=r"runs\[0\] repeats one of runs\[0\]"):
+        parse(sweep({"hidden": [4, 4]})).expanded()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"runs": []}', '{"runs": 3}', "\x00", '{"runs": [' * 5000])
+def test_a_file_that_is_no_specification(tmp_path, content):
+    path = tmp_path / "spec.json"
+    path.write_text(content)
+    with pytest.raises(UnderhoodError) as caught:
+        read_spec(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UnderhoodError, match="can be read"):
+        read_spec(tmp_path / "none.json")
+
+
+def test_a_good_file_is_read(tmp_path):
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"runs": [SMALL]}))
+    assert len(read_spec(path).expanded()) == 1
