@@ -18,7 +18,7 @@ from underhood.sweep.store import results
 
 pytest.importorskip("distributed", reason="the extra `distributed` is not installed")
 
-SPEC = sweep({"hidden": [3, 4, 5, 6], "steps": 3000})
+SPEC = sweep({"hidden": [3, 4, 5, 6], "steps": 1000})
 MODULE = [sys.executable, "-m"]
 
 

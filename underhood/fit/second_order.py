@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from underhood.cells.gated_rnn import GatedRNN
 from underhood.data.task import HELD_OUT, TRAINING, AbstractTask, draw
 from underhood.fit.levenberg import LevenbergResult, fit_levenberg
+from underhood.fit.problems import outputs_of
 from underhood.fit.symmetry import Signs, regression_signs
 
 SEQUENCES = {"teacher-student": 640, "linear-regression": 200_000}  # the second has noise, which more tasks average
@@ -23,6 +27,12 @@ def fit_task(task: AbstractTask, seed: int, *, lambdas: str = "fixed", **options
         symmetry=_symmetry(task, lambdas),
         **options,
     )
+
+
+def held_out_loss(task: AbstractTask, seed: int, model: GatedRNN) -> float:
+    """½ mean square of a network on the sequences that `fit_task` tests with."""
+    xs, ys = draw(task, seed, TESTS[task.name], stream=HELD_OUT)
+    return 0.5 * float(np.mean((outputs_of(model, xs, last=task.last_only) - ys) ** 2))
 
 
 def _symmetry(task: Any, lambdas: str) -> Signs | None:

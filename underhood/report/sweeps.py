@@ -35,7 +35,7 @@ SIZES = {
     "laptop": {
         "width_steps": {TEACHER: 15_000, REGRESSION: 30_000},
         "width_seeds": 3,
-        "second_order": {"steps": 40, "restarts": 0, "seeds": 1},
+        "second_order": {"steps": 60, "restarts": 1, "seeds": 1},
         "hidden": [12, 24, 48],
         "steps": {TEACHER: 5_000, REGRESSION: 10_000},
         "seeds": 2,

@@ -43,7 +43,7 @@ def run_on_cluster(
     waiting, unreachable = {job["id"]: job for job in jobs}, None
     while waiting:
         try:
-            with _client(distributed, address, tls, timeout=5) as client:
+            with _client(distributed, address, tls, timeout=5.0) as client:
                 _require_same_version(client)
                 unreachable = None
                 for identity, results in _gathered(distributed, client, list(waiting.values())):
@@ -68,7 +68,7 @@ def _gathered(distributed: Any, client: Any, jobs: Sequence[dict[str, Any]]) -> 
     futures = [
         client.submit(run_job, job, key=key, retries=RETRIES, pure=False) for key, job in zip(keys, jobs, strict=True)
     ]
-    for future in distributed.as_completed(futures):
+    for future in distributed.as_completed(futures, loop=client.loop):
         if future.status == "cancelled":
             raise distributed.CancelledError(future.key)  # the scheduler was restarted and knows nothing of it
         try:
