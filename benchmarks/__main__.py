@@ -6,7 +6,7 @@ import importlib.util
 import subprocess
 import sys
 
-SUITES = ("training", "profile", "restart", "levenberg", "compiler", "decompiler", "table1", "sweep")
+SUITES = ("training", "profile", "restart", "levenberg", "compiler", "decompiler", "table1", "decays", "sweep")
 
 
 def main() -> int:

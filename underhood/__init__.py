@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from underhood.interop.files import load, save
     from underhood.interop.foreign import decompile, probe
     from underhood.model import make_model
+    from underhood.sweep.store import query
+    from underhood.sweep.sweep import run_sweep
 
 __version__ = "0.1.0"
 
@@ -58,6 +60,8 @@ _EXPORTS = {
     "load": "interop.files",
     "decompile": "interop.foreign",
     "probe": "interop.foreign",
+    "run_sweep": "sweep.sweep",
+    "query": "sweep.store",
 }
 
 __all__ = [
@@ -87,7 +91,9 @@ __all__ = [
     "load",
     "make_model",
     "probe",
+    "query",
     "random_attention",
+    "run_sweep",
     "save",
 ]
 
