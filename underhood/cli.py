@@ -18,6 +18,7 @@ from underhood.commands.export import Export
 from underhood.commands.import_ import Import
 from underhood.commands.output import BAD_INPUT, print_json
 from underhood.commands.probe import Probe
+from underhood.commands.report import Report
 from underhood.commands.reproduce import Reproduce
 from underhood.commands.sample import Sample
 from underhood.commands.sweep import Sweep
@@ -34,6 +35,7 @@ COMMANDS: tuple[type, ...] = (
     Train,
     Sweep,
     Reproduce,
+    Report,
     Export,
     Import,
 )
