@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from underhood.interop.files import load, save
     from underhood.interop.foreign import decompile, probe
     from underhood.model import make_model
+    from underhood.report.explore import explore
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ _EXPORTS = {
     "load": "interop.files",
     "decompile": "interop.foreign",
     "probe": "interop.foreign",
+    "explore": "report.explore",
 }
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "compile",
     "decompile",
     "disguise",
+    "explore",
     "fit",
     "fit_population",
     "gradient_descent_attention",

@@ -14,6 +14,7 @@ import tyro
 from underhood.commands.compile import Compile
 from underhood.commands.decompile import Decompile
 from underhood.commands.disguise import Disguise
+from underhood.commands.explore import Explore
 from underhood.commands.export import Export
 from underhood.commands.import_ import Import
 from underhood.commands.output import BAD_INPUT, print_json
@@ -36,6 +37,7 @@ COMMANDS: tuple[type, ...] = (
     Sweep,
     Reproduce,
     Report,
+    Explore,
     Export,
     Import,
 )

@@ -27,6 +27,7 @@ class Reproduce:
 
     def run(self) -> int:
         from underhood.report.artifact import covered, make_artifact, require_covered
+        from underhood.report.html import write_report
 
         for name in self.artifacts:
             require_covered(name, self.budget)
@@ -34,6 +35,8 @@ class Reproduce:
         for index, name in enumerate(wanted):
             note(f"[{index + 1}/{len(wanted)}] {name} … ({time.monotonic() - began:.0f} s so far)")
             records.append(make_artifact(name, self.budget, self.out)[1])
+        if records:
+            note(f"{write_report(self.out / self.budget, self.out / self.budget / 'report.html')}: the same to look at")
         if self.json:
             print_json({"budget": self.budget, "artifacts": records})
         else:

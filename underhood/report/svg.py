@@ -26,12 +26,12 @@ class Axis:
 
     low: float
     high: float
-    start: float
-    end: float
+    start: int
+    end: int
     log: bool
 
     @classmethod
-    def over(cls, values: Sequence[float], start: float, end: float, log: bool) -> Axis:
+    def over(cls, values: Sequence[float], start: int, end: int, log: bool) -> Axis:
         """An axis that holds all `values`, with a little room on both sides."""
         shown = [math.log10(value) if log else value for value in values] or [0.0]
         low, high = min(shown), max(shown)
@@ -61,8 +61,8 @@ def chart_svg(chart: dict[str, Any], label: str) -> Markup:
     """Curves with their bands over seeds; each point carries its values, for the tip that follows the pointer."""
     log_x, log_y = bool(chart.get("log_x", True)), bool(chart.get("log_y", True))
     curves = [_points(curve, log_x, log_y) for curve in chart.get("curves") or []]
-    marks = [(name, x) for name, x in chart.get("marks") or [] if _drawable(x, log_x)]
-    levels = [(name, y) for name, y in chart.get("levels") or [] if _drawable(y, log_y)]
+    marks = [(name, float(x)) for name, x in chart.get("marks") or [] if _drawable(x, log_x)]
+    levels = [(name, float(y)) for name, y in chart.get("levels") or [] if _drawable(y, log_y)]
     xs = [point[0] for points in curves for point in points] + [x for _, x in marks]
     ys = [value for points in curves for point in points for value in point[1:]] + [y for _, y in levels]
     across = Axis.over(xs, LEFT, WIDTH - RIGHT, log_x)
@@ -118,7 +118,8 @@ def _points(curve: dict[str, Any], log_x: bool, log_y: bool) -> list[tuple[float
     points = []
     for x, y, low, high in zip(xs, ys, lows, highs, strict=False):
         if _drawable(x, log_x) and _drawable(y, log_y):
-            points.append((x, y, low if _drawable(low, log_y) else y, high if _drawable(high, log_y) else y))
+            band = (low if _drawable(low, log_y) else y, high if _drawable(high, log_y) else y)
+            points.append((float(x), float(y), float(band[0]), float(band[1])))
     return points
 
 
