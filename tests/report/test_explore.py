@@ -25,7 +25,7 @@ def trained():
 
 
 def agree(browser, model, tolerance):
-    """The page's numbers against the library's, on the sequence it opens with and on one of other length."""
+    """The page's numbers against the library's, on the sequence it opens with and on another."""
     for xs in (
         np.array(browser.run("return window.underhood.inputs()")),
         np.random.default_rng(5).normal(size=(30, model.d)),

@@ -35,12 +35,12 @@ class Reproduce:
         for index, name in enumerate(wanted):
             note(f"[{index + 1}/{len(wanted)}] {name} … ({time.monotonic() - began:.0f} s so far)")
             records.append(make_artifact(name, self.budget, self.out)[1])
-        if records:
-            note(f"{write_report(self.out / self.budget, self.out / self.budget / 'report.html')}: the same to look at")
         if self.json:
             print_json({"budget": self.budget, "artifacts": records})
         else:
             _print_rows(records)
+        if records:
+            note(f"{write_report(self.out / self.budget, self.out / self.budget / 'report.html')}: the same to look at")
         met = all(row["met"] for record in records for row in record["rows"])
         return DONE if met else ANSWER_IS_NO
 
