@@ -13,7 +13,7 @@ import pytest
 from underhood.cli import main
 from underhood.data.task import TASKS
 from underhood.model import ARCHITECTURES
-from underhood.report.artifact import ARTIFACTS
+from underhood.report.artifact import ARTIFACTS, COVERED, PAPER
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,10 +51,12 @@ def run(language, code, names):
 @pytest.fixture
 def registries():
     """What a block registers is gone after it."""
-    before = [(registry, dict(registry._things)) for registry in (ARCHITECTURES, TASKS, ARTIFACTS)]
+    kept = [registry._things for registry in (ARCHITECTURES, TASKS, ARTIFACTS)] + [PAPER, COVERED]
+    before = [dict(things) for things in kept]
     yield
-    for registry, things in before:
-        registry._things = things
+    for things, then in zip(kept, before, strict=True):
+        things.clear()
+        things.update(then)
 
 
 @pytest.mark.parametrize(("language", "code"), blocks())

@@ -98,6 +98,7 @@ def test_axes_hold_their_values_and_label_them():
     assert [text for _, text in axis.ticks()][:2] == ["10⁻⁹", "10⁻⁷"]
     assert [value for value, _ in Axis.over([0.0, 10.0], 0, 1, log=False).ticks()] == [0, 2, 4, 6, 8, 10]
     assert len(Axis.over([3.0, 5.0], 0, 1, log=True).ticks()) >= 3
+    assert [text for _, text in Axis.over([8.0, 96.0], 0, 1, log=True).ticks()] == ["10", "20", "50", "100"]
     assert Axis.over([2.0, 2.0], 0, 1, log=False)(2.0) == 0.5
 
 
@@ -116,6 +117,18 @@ def test_a_chart_of_the_figures_is_drawn_as_it_is():
     drawn = chart_svg(json.loads(json.dumps(dataclasses.asdict(made))), "label")
     assert 'class="band"' in drawn
     assert "0.5 to 1.5 over seeds" in drawn
+
+
+def test_a_cloud_is_not_joined():
+    drawn = chart_svg(chart(joined=False), "label")
+    assert 'class="line"' not in drawn
+    assert drawn.count("<circle") == 6
+
+
+def test_matrices_that_belong_together_stand_in_a_line():
+    names = ["Wₘ in", "λ", "D", "W_V", "W_K", "student, y1", "teacher, y1"]
+    page = report_html([record(panels=[{"name": name, "values": [[1.0]]} for name in names])])
+    assert [part.count("<figcaption>") for part in page.split('class="panels"')[1:]] == [3, 2, 2 + 1]  # and the chart's
 
 
 def test_weights_have_the_papers_colours():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from underhood.interop.atomic import write_atomically
 from underhood.report.drawing import text_of
 from underhood.report.page import render
 from underhood.report.records import Record, load_records
-from underhood.report.svg import COLOURS, chart_svg, panel_svg
+from underhood.report.svg import chart_svg, panel_svg, series_class
 
 TITLES = {
     "table1": ("Table 1", "The student is the teacher"),
@@ -104,15 +105,26 @@ def _group(name: str, records: list[Record]) -> dict[str, Any]:
 def _drawn(record: Record) -> dict[str, Any] | None:
     """Charts and matrices of one record; None where it has neither."""
     charts = [_chart(chart) for chart in record.get("charts") or [] if chart.get("curves")]
-    panels = [
-        {"name": str(panel.get("name", "")), "svg": panel_svg(panel), "columns": len(panel["values"][0])}
-        for panel in record.get("panels") or []
-        if panel.get("values")
-    ]
+    panels = [panel for panel in record.get("panels") or [] if panel.get("values")]
     if not charts and not panels:
         return None
-    columns = sum(panel["columns"] for panel in panels)
-    return {"budget": record["budget"], "charts": charts, "panels": panels, "columns": columns}
+    return {"budget": record["budget"], "charts": charts, "lines": [_line(line) for line in _lines_of(panels)]}
+
+
+def _lines_of(panels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Matrices that belong together stand in a line: a network's up to its readout D, single ones, families."""
+    lines: list[list[dict[str, Any]]] = []
+    for before, panel in itertools.pairwise([None, *panels]):
+        names = [str(one.get("name", "")) for one in (before, panel) if one is not None]
+        if before is None or names[0] == "D" or (", " in names[-1] and ", " not in names[0]):
+            lines.append([])
+        lines[-1].append(panel)
+    return lines
+
+
+def _line(panels: list[dict[str, Any]]) -> dict[str, Any]:
+    drawn = [{"name": str(panel.get("name", "")), "svg": panel_svg(panel)} for panel in panels]
+    return {"panels": drawn, "columns": sum(len(panel["values"][0]) for panel in panels)}
 
 
 def _chart(chart: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +132,7 @@ def _chart(chart: dict[str, Any]) -> dict[str, Any]:
     curves = [
         {
             "name": str(curve.get("name", "")),
-            "colour": index % COLOURS,
+            "style": series_class(index),
             "points": [
                 {
                     "x": text_of(_float(x)),
@@ -189,7 +201,7 @@ def _provenance(record: Record) -> dict[str, Any]:
         "budget": record["budget"],
         "commit": str(made.get("commit") or "–"),
         "seeds": _short(made.get("seeds") or []),
-        "seconds": text_of(made.get("wall_seconds")),
+        "seconds": made.get("wall_seconds") and f"{text_of(made['wall_seconds'])} s",
         "settings": settings,
         "versions": {str(key): str(value) for key, value in (made.get("versions") or {}).items()},
     }

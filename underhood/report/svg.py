@@ -47,14 +47,13 @@ class Axis:
         if not self.log:
             return [(value, f"{value:g}") for value in _round_steps(self.low, self.high)]
         first, last = math.ceil(self.low), math.floor(self.high)
-        if last - first >= 1:
+        if last - first >= 2:
             every = -(-(last - first + 1) // 6)
             return [(10.0**power, f"10{str(power).translate(RAISED)}") for power in range(first, last + 1, every)]
-        inner = [
-            digit * 10.0**power for power in range(first - 1, last + 1) for digit in (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
-        ]
+        digits = (1, 2, 5) if self.high - self.low > 0.7 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
+        inner = [digit * 10.0**power for power in range(first - 1, last + 1) for digit in digits]
         inside = [value for value in inner if self.low <= math.log10(value) <= self.high]
-        return [(value, f"{value:.3g}") for value in inside[:: max(1, len(inside) // 5)]]
+        return [(value, f"{value:.3g}") for value in inside[:: -(-len(inside) // 7) or 1]]
 
 
 def chart_svg(chart: dict[str, Any], label: str) -> Markup:
@@ -67,9 +66,10 @@ def chart_svg(chart: dict[str, Any], label: str) -> Markup:
     ys = [value for points in curves for point in points for value in point[1:]] + [y for _, y in levels]
     across = Axis.over(xs, LEFT, WIDTH - RIGHT, log_x)
     up = Axis.over(ys, HEIGHT - BOTTOM, TOP, log_y)
-    parts = [_grid(across, up, chart), _lines(marks, levels, across, up)]
+    parts = [_grid(across, up, chart)]
     for index, (curve, points) in enumerate(zip(chart.get("curves") or [], curves, strict=True)):
         parts.append(_curve(index, str(curve.get("name", "")), points, across, up, chart))
+    parts.append(_lines(marks, levels, across, up))  # above the curves, where their names can be read
     head = '<svg class="chart" viewBox="0 0 {} {}" role="img" tabindex="0" aria-label="{}" data-keys="points">{}</svg>'
     return Markup(head).format(WIDTH, HEIGHT, label, Markup("").join(parts))
 
@@ -171,18 +171,23 @@ def _curve(index: int, name: str, points: list[Any], across: Axis, up: Axis, cha
     upper = [f"{x} {high}" for x, _, _, high in placed]
     lower = [f"{x} {low}" for x, _, low, _ in reversed(placed)]
     parts = []
-    if any(low != high for _, _, low, high in placed):
+    joined = bool(chart.get("joined", True))
+    if joined and any(low != high for _, _, low, high in placed):
         parts.append(Markup('<path class="band" d="M{}Z"/>').format("L".join(upper + lower)))
-    if placed:
+    if joined and placed:
         parts.append(Markup('<path class="line" d="M{}"/>').format("L".join(f"{x} {y}" for x, y, _, _ in placed)))
     dot = Markup('<circle cx="{}" cy="{}" r="3" data-tip="{}"/>')
     for (x, y, low, high), at in zip(points, placed, strict=True):
         band = f"\n{low:.3g} to {high:.3g} over seeds" if low != high else ""
         tip = f"{name}\n{chart.get('x_label', 'x')}: {x:.6g}\n{chart.get('y_label', 'y')}: {y:.4g}{band}"
         parts.append(dot.format(at[0], at[1], tip))
-    dash = (" dashed", " dotted")[index // COLOURS - 1] if COLOURS <= index < 3 * COLOURS else ""
-    head = Markup('<g class="series s{}{}" data-series="{}">{}</g>')
-    return head.format(index % COLOURS, dash, index, Markup("").join(parts))
+    head = Markup('<g class="series {}" data-series="{}">{}</g>')
+    return head.format(series_class(index), index, Markup("").join(parts))
+
+
+def series_class(index: int) -> str:
+    """Colour and dash of the curve: the colours come round three times."""
+    return f"s{index % COLOURS}" + ("", " dashed", " dotted")[index // COLOURS % 3]
 
 
 def _round_steps(low: float, high: float) -> list[float]:
