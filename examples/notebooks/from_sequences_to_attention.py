@@ -66,11 +66,10 @@ def _(found, mo):
 @app.cell
 def _(found):
     from underhood.report.charts import WEIGHT_CAPTIONS, weight_panels
-    from underhood.report.drawing import draw_pipeline
+    from underhood.report.drawing import Line, draw_pipeline
 
-    figure = draw_pipeline(
-        weight_panels(found.reduced), WEIGHT_CAPTIONS, "The student, reduced: key-values and queries stand apart"
-    )
+    weights = Line("", weight_panels(found.reduced), WEIGHT_CAPTIONS)
+    figure = draw_pipeline([weights], "The student, reduced: key-values and queries stand apart")
     figure  # noqa: B018  (a notebook shows the last line)
     return (figure,)
 

@@ -56,7 +56,7 @@ def explorer_html(model: Any, *, against: LinearAttention | None, name: str, xs:
     found = decompile(model, against=None if against is None else require_attention(against), seed=seed)
     shown = found.attention if against is None else against
     xs = np.random.default_rng(seed).normal(size=(STEPS, model.d)).round(2) if xs is None else _sequence(xs, model.d)
-    lambda_ = np.asarray(model.lambda_) if isinstance(model, GatedRNN) else np.zeros(0)
+    lambda_ = _decays(model)
     data = {
         "d": model.d,
         "network": weights_of(model),
@@ -76,7 +76,7 @@ def explorer_html(model: Any, *, against: LinearAttention | None, name: str, xs:
         narrow=model.dtype == np.float32,
         steps=len(xs),
         gated=isinstance(model, GatedRNN | DenseGatedRNN),
-        diagonal=isinstance(model, GatedRNN),
+        diagonal=lambda_.size > 0,
         between=bool(np.any((lambda_ >= NEAR) & (lambda_ <= 1 - NEAR))),
         attended=_attended(shown, against, found.is_attention),
         data=data,
@@ -108,6 +108,12 @@ def _written_out(model: Any) -> int:
     if not isinstance(model, GatedRNN | DenseGatedRNN):
         return 0
     return 2 * model.hidden * (model.d + 1) + 2 * model.pre_readout * model.hidden + model.d_out * model.pre_readout
+
+
+def _decays(model: Any) -> np.ndarray:
+    """|λ| of the neurons that have one."""
+    cells = model.cells if isinstance(model, Stack) else (model,)
+    return np.concatenate([np.abs(cell.lambda_) for cell in cells if isinstance(cell, GatedRNN | LRU)] or [np.zeros(0)])
 
 
 def _sequence(xs: Any, d: int) -> np.ndarray:

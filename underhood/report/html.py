@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -114,11 +113,13 @@ def _drawn(record: Record) -> dict[str, Any] | None:
 def _lines_of(panels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Matrices that belong together stand in a line: a network's up to its readout D, single ones, families."""
     lines: list[list[dict[str, Any]]] = []
-    for before, panel in itertools.pairwise([None, *panels]):
-        names = [str(one.get("name", "")) for one in (before, panel) if one is not None]
-        if before is None or names[0] == "D" or (", " in names[-1] and ", " not in names[0]):
+    before = "D"
+    for panel in panels:
+        name = str(panel.get("name", ""))
+        if before == "D" or (", " in name and ", " not in before):
             lines.append([])
         lines[-1].append(panel)
+        before = name
     return lines
 
 
@@ -194,7 +195,7 @@ def _network(record: Record, network: dict[str, Any]) -> dict[str, Any]:
 
 
 def _provenance(record: Record) -> dict[str, Any]:
-    made = record.get("provenance") if isinstance(record.get("provenance"), dict) else {}
+    made: dict[str, Any] = record.get("provenance") or {}
     settings = {str(key): _short(value) for key, value in (made.get("settings") or {}).items()}
     return {
         "label": TITLES.get(record["artifact"], (record["artifact"],))[0],

@@ -40,10 +40,8 @@ function grid(rows, columns, options) {
   return svg;
 }
 
-const lambdas = network.lambda;
-const kindOf = i => !lambdas ? "" : lambdas[i] > 1 - 1e-3 ? "memory" : Math.abs(lambdas[i]) < 1e-3 ? "forget" : "between";
+const kindOf = value => value === undefined ? "" : value > 1 - 1e-3 ? "memory" : Math.abs(value) < 1e-3 ? "forget" : "between";
 const ORDER = { memory: 0, between: 1, forget: 2, "": 0 };
-function neuronOrder(n) { return [...Array(n).keys()].sort((a, b) => ORDER[kindOf(a)] - ORDER[kindOf(b)] || a - b); }
 const cellSize = n => Math.max(7, Math.min(17, Math.floor(520 / n)));
 
 function compute() {
@@ -57,12 +55,14 @@ function drawStates() {
   box.replaceChildren();
   for (let layer = 0; layer < layers; layer++) {
     const states = trace.map(made => made.layers ? made.layers[layer] : made.shown);
-    const order = neuronOrder(states[0].length), scales = {};
-    for (const i of order) scales[kindOf(i)] = Math.max(scales[kindOf(i)] || 0, largest(states.map(h => h[i])));
+    const lambdas = (network.lambdas ? network.lambdas[layer] : network.lambda) || [];
+    const kinds = states[0].map((_, i) => kindOf(lambdas[i])), scales = {};
+    const order = kinds.map((_, i) => i).sort((a, b) => ORDER[kinds[a]] - ORDER[kinds[b]] || a - b);
+    for (const i of order) scales[kinds[i]] = Math.max(scales[kinds[i]] || 0, largest(states.map(h => h[i])));
     const rows = order.map(i => ({
-      name: "h" + (i + 1), kind: kindOf(i), scale: scales[kindOf(i)], values: states.map((h, t) => t < at ? h[i] : null),
+      name: "h" + (i + 1), kind: kinds[i], scale: scales[kinds[i]], values: states.map((h, t) => t < at ? h[i] : null),
     }));
-    const told = i => lambdas ? `, λ = ${number(lambdas[i])}` : "";
+    const told = i => kinds[i] ? `, λ = ${number(lambdas[i])}` : "";
     const map = grid(rows, xs.length, {
       heads, current: at - 1, cell: cellSize(rows.length), label: layers > 1 ? `Hidden state of layer ${layer + 1}` : "Hidden state",
       tips: (i, t, value) => `h${order[i] + 1}${told(order[i])}\nstep ${t + 1}: ${number(value)}`,

@@ -74,7 +74,7 @@ function lru(w) {
   const real = size.map((s, i) => s * Math.cos(angle[i])), imag = size.map((s, i) => s * Math.sin(angle[i]));
   const glu = (gating, m, x) => product(times(gating.w_m, m).map(sigma), times(gating.w_x, x));
   return {
-    lambda: null,
+    lambda: size,
     initial: () => ({ re: zeros(n), im: zeros(n) }),
     step({ re, im }, x) {
       const u = w.input_gating ? glu(w.input_gating, x, x) : x;
@@ -92,7 +92,7 @@ function stack(w) {
   const cells = w.cells.map(networkOf);
   const affine = (layer, x) => plus(times(layer.weight, x), layer.bias);
   return {
-    lambda: null,
+    lambdas: cells.map(cell => cell.lambda),
     initial: () => cells.map(cell => cell.initial()),
     step(states, x) {
       let signal = affine(w.embedding, x);
