@@ -4,10 +4,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help reproduce test lint types bench clean
+.PHONY: help reproduce test lint types docs numbers bench clean
 help:
 	@echo "make reproduce   the paper's tables and figures, quick budget (results/quick)"
 	@echo "make test        lint, types and tests"
+	@echo "make docs        the documentation (docs/_build/html)"
+	@echo "make numbers     numbers in README and docs, filled in from results/"
 	@echo "make bench       measured ratios, written to results/bench"
 	@echo "make clean       remove the virtual environment and caches"
 
@@ -21,7 +23,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) --editable '.[dev,onnx,torch]'
+	$(PIP) --editable '.[dev,distributed,docs,onnx,torch]'
 	@touch $@
 
 reproduce: $(VENV)/.installed
@@ -40,8 +42,15 @@ types: $(VENV)/.installed-dev
 test: lint types
 	NPROC=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
+# Warnings are errors, and nothing is fetched: the reference is made from the code, the theme is installed.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+numbers: $(VENV)/.installed-dev
+	$(BIN)/python docs/fill_numbers.py
+
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis docs/_build docs/reference

@@ -36,3 +36,20 @@ def test_a_torch_trained_network_decompiled(capsys):
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short(path):
     assert len(path.read_text().splitlines()) < 60
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "notebooks").glob("*.py")), ids=lambda path: path.stem)
+def test_notebooks_run_and_find_what_they_say(path):
+    pytest.importorskip("marimo")
+    outputs, names = example(f"notebooks/{path.name}")["app"].run()
+    assert len(outputs) >= 5
+    if path.stem == "is_it_attention":
+        verdicts = {name: one.verdict for name, one in names["found"].items()}
+        expected = {"disguised": "linear-attention", "forgetful": "decayed-attention", "random LSTM": "not-attention"}
+        assert verdicts == expected
+        assert names["error"] < 1e-9
+        assert names["bound"] < 1e-3
+    else:
+        assert names["student"].held_out_loss < 1e-12
+        assert names["found"].verdict == "linear-attention"
+        assert len(names["figure"].axes) == 6

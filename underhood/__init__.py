@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from underhood.interop.files import load, save
     from underhood.interop.foreign import decompile, probe
     from underhood.model import make_model
+    from underhood.report.explore import explore
     from underhood.sweep.store import query
     from underhood.sweep.sweep import run_sweep
 
@@ -62,6 +63,7 @@ _EXPORTS = {
     "probe": "interop.foreign",
     "run_sweep": "sweep.sweep",
     "query": "sweep.store",
+    "explore": "report.explore",
 }
 
 __all__ = [
@@ -85,6 +87,7 @@ __all__ = [
     "compile",
     "decompile",
     "disguise",
+    "explore",
     "fit",
     "fit_population",
     "gradient_descent_attention",

@@ -14,10 +14,12 @@ import tyro
 from underhood.commands.compile import Compile
 from underhood.commands.decompile import Decompile
 from underhood.commands.disguise import Disguise
+from underhood.commands.explore import Explore
 from underhood.commands.export import Export
 from underhood.commands.import_ import Import
 from underhood.commands.output import BAD_INPUT, print_json
 from underhood.commands.probe import Probe
+from underhood.commands.report import Report
 from underhood.commands.reproduce import Reproduce
 from underhood.commands.sample import Sample
 from underhood.commands.sweep import Sweep
@@ -34,6 +36,8 @@ COMMANDS: tuple[type, ...] = (
     Train,
     Sweep,
     Reproduce,
+    Report,
+    Explore,
     Export,
     Import,
 )

@@ -27,6 +27,7 @@ class Reproduce:
 
     def run(self) -> int:
         from underhood.report.artifact import covered, make_artifact, require_covered
+        from underhood.report.html import write_report
 
         for name in self.artifacts:
             require_covered(name, self.budget)
@@ -38,6 +39,8 @@ class Reproduce:
             print_json({"budget": self.budget, "artifacts": records})
         else:
             _print_rows(records)
+        if records:
+            note(f"{write_report(self.out / self.budget, self.out / self.budget / 'report.html')}: the same to look at")
         met = all(row["met"] for record in records for row in record["rows"])
         return DONE if met else ANSWER_IS_NO
 

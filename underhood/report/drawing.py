@@ -124,8 +124,10 @@ def text_of(value: Any) -> str:
     """A number as a person writes it: 3.1·10⁻⁹."""
     if value is None:
         return "–"
-    if not isinstance(value, float) or value == 0:
+    if not isinstance(value, float):
         return str(value)
+    if value == 0:
+        return "0"
     mantissa, power = f"{value:.1e}".split("e")
     exponent = int(power)
     if -3 <= exponent <= 4:

@@ -1,0 +1,164 @@
+"""Numbers in the README and the docs come from files under results/: this fills them in, and a test compares.
+
+    python docs/fill_numbers.py            # rewrite the marked regions   (make numbers)
+    python docs/fill_numbers.py --check    # exit 1 where a page and the results have drifted apart
+
+A region is `<!-- numbers: WHAT -->…<!-- end numbers -->`. WHAT is one of
+
+    paper-against-here                      the table of the README
+    picture                                 the figure at its head
+    growth                                  the cost of a step, from results/bench/scale.json
+    torture                                 what was tried, survived and lost, from results/torture.json
+    FILE | KEY / KEY / … | FORMAT           one number: keys of objects, places or names of list entries, a format
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+REGION = re.compile(r"(<!-- numbers: (.*?) -->)(.*?)(<!-- end numbers -->)", re.DOTALL)
+
+# (artifact, row, what the README calls it); a row that no budget has is left out.
+ROWS = (
+    ("table1", "loss, held out", "Table 1: loss of the student"),
+    ("table1", "KV score", "key-values from memory neurons, 1 − R²"),
+    ("table1", "Q score", "queries from forget neurons, 1 − R²"),
+    ("table1", "polynomial distance", "distance of the polynomials"),
+    ("table1", "hidden neurons left", "hidden neurons that it needs"),
+    ("table1", "pre-readout neurons left", "pre-readout neurons that it needs"),
+    ("table2", "coefficient of x_1² y_1", "Table 2: coefficient of x₁² y₁; the optimal step has 0.0676"),
+    ("table2", "residual norm", "norm of all other terms"),
+    ("table3", "LSTM, layers for linear self-attention", "Table 3: LSTM layers that hold attention"),
+    ("table3", "GRU, layers for linear self-attention", "GRU layers that hold attention"),
+    ("table3", "GRU, layers for simplified gated RNN", "GRU layers that hold any gated RNN of Eq. 2"),
+    ("figure1", "hidden neurons, compact", "Figure 1: neurons of the compact construction"),
+    ("figure1", "error, Figure 1", "its largest error over its largest output"),
+)
+FIGURES = ("figure3", "figure4", "figure5")  # their rows with a number of the paper's, the first two of each
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def filled(text: str, results: Path) -> str:
+    """The page with its regions made from `results`."""
+    return REGION.sub(lambda found: found[1] + region(found[2].strip(), results) + found[4], text)
+
+
+def region(what: str, results: Path) -> str:
+    if what in TABLES:
+        return f"\n\n{TABLES[what](results)}\n\n"  # a table needs an empty line after a comment
+    file, keys, form = (part.strip() for part in what.split("|"))
+    value = json.loads((results.parent / file).read_text())
+    for key in keys.split(" / "):
+        value = _entry(value, key, what)
+    return _text(value) if form == "text" else format(value, form)
+
+
+def _entry(value: Any, key: str, what: str) -> Any:
+    if isinstance(value, list):
+        named = [one for one in value if isinstance(one, dict) and one.get("name") == key]
+        if not named and not key.lstrip("-").isdigit():
+            raise KeyError(f"{what}: no entry {key!r}")
+        return named[0] if named else value[int(key)]
+    return value[key]
+
+
+def paper_against_here(results: Path) -> str:
+    from underhood.report.artifact import BUDGETS
+
+    budgets = [budget for budget in BUDGETS if any((results / budget).glob("*.json"))]
+    records = {
+        (path.stem, budget): json.loads(path.read_text())
+        for budget in budgets
+        for path in sorted((results / budget).glob("*.json"))
+    }
+    wanted = list(ROWS)
+    for figure in FIGURES:
+        rows = [row for budget in budgets for row in records.get((figure, budget), {}).get("rows", [])]
+        names = list(dict.fromkeys(row["name"] for row in rows if row["paper"] is not None))[:2]
+        wanted += [(figure, name, f"{figure.replace('figure', 'Figure ')}: {name}") for name in names]
+    lines = [
+        "| | paper | " + " | ".join(f"here, {budget}" for budget in budgets) + " |",
+        "|---|---|" + "---|" * len(budgets),
+    ]
+    for artifact, name, label in wanted:
+        found = {
+            budget: row
+            for budget in budgets
+            for row in records.get((artifact, budget), {}).get("rows", [])
+            if row["name"] == name
+        }
+        if found:
+            paper = _text(next(iter(found.values()))["paper"])
+            cells = [_cell(found[budget]) if budget in found else "" for budget in budgets]
+            lines.append(f"| {label} | {paper} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return _text(row["here"]) + ("" if row["met"] else " ✗")
+
+
+def _text(value: Any) -> str:
+    from underhood.report.drawing import text_of
+
+    return text_of(value)
+
+
+def picture(results: Path) -> str:
+    """Figure 2, what the student learned, where it has been made; otherwise Figure 1, what it should learn."""
+    if (results / "quick" / "figure2.png").exists():
+        return "![The weights of a network that learned attention from sequences alone](results/quick/figure2.png)"
+    return "![Linear self-attention, written as a gated RNN](results/quick/figure1.png)"
+
+
+def torture(results: Path) -> str:
+    """One line for each kind of damage; a remark while there is no file."""
+    path = results / "torture.json"
+    if not path.exists():
+        return "Not measured in this version."
+    record = json.loads(path.read_text())
+    rows = record.get("rows", record) if isinstance(record, dict) else record
+    entries = rows.items() if isinstance(rows, dict) else [(row.get("name", ""), row) for row in rows]
+    lines = ["| | tried | survived | lost |", "|---|---|---|---|"]
+    for name, row in entries:
+        if isinstance(row, dict) and "tried" in row:
+            lines.append(f"| {name} | {row['tried']} | {row.get('survived', '')} | {row.get('lost', '')} |")
+    return "\n".join(lines)
+
+
+def growth(results: Path) -> str:
+    """What a training step costs, one size at a time."""
+    lines = ["| | d | n | t | ms a step |", "|---|---|---|---|---|"]
+    for one in json.loads((results / "bench" / "scale.json").read_text())["growth"]:
+        lines.append(f"| {one['axis']} grows | {one['d']} | {one['n']} | {one['t']} | {one['ms']:.2g} |")
+    return "\n".join(lines)
+
+
+TABLES = {"paper-against-here": paper_against_here, "picture": picture, "torture": torture, "growth": growth}
+
+
+def main(arguments: list[str]) -> int:
+    drifted = []
+    for page in pages():
+        text = page.read_text()
+        new = filled(text, ROOT / "results")
+        if new != text:
+            drifted.append(page.name)
+            if "--check" not in arguments:
+                page.write_text(new)
+    if drifted:
+        print(", ".join(drifted), "had" if "--check" not in arguments else "have", "other numbers than results/")
+    return 1 if drifted and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

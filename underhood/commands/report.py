@@ -1,0 +1,31 @@
+"""`underhood report`: the results as one page to look at."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from underhood.commands.output import DONE, note, print_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Write what reproduce made as one self-contained HTML page: tables, charts, weights, provenance."""
+
+    results: Annotated[Path, tyro.conf.Positional] = Path("results")
+    """Folder that reproduce wrote to; several budgets stand side by side."""
+    out: Path = Path("report.html")
+    """File to write."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def run(self) -> int:
+        from underhood.report.html import write_report
+
+        path = write_report(self.results, self.out)
+        payload = {"out": str(path), "bytes": path.stat().st_size}
+        print_json(payload) if self.json else note(f"{path}: open it in a browser; nothing in it needs a network")
+        return DONE

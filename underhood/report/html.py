@@ -1,0 +1,214 @@
+"""`write_report`: the results as one page to look at, made from the JSON that reproduce wrote; nothing is run again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import underhood
+from underhood.interop.atomic import write_atomically
+from underhood.report.drawing import text_of
+from underhood.report.page import render
+from underhood.report.records import Record, load_records
+from underhood.report.svg import chart_svg, panel_svg, series_class
+
+TITLES = {
+    "table1": ("Table 1", "The student is the teacher"),
+    "table2": ("Table 2", "Trained on regression, the network is one step of gradient descent"),
+    "table3": ("Table 3", "Layers that each architecture needs to be attention"),
+    "table4": ("Table 4", "The weights with which an LSTM is attention"),
+    "figure1": ("Figure 1", "Attention, written as a gated RNN"),
+    "figure2": ("Figure 2", "What the student learned"),
+    "figure3": ("Figure 3", "How large a network must be to find it"),
+    "figure4": ("Figure 4", "Which architectures find it"),
+    "figure5": ("Figure 5", "The same, against the number of parameters"),
+}
+TELLS = {
+    "table1": "A gated RNN saw nothing but sequences and what a linear attention made of them. How far its outputs are "
+    "from the teacher's; how well the key-values can be read from its memory neurons (KV score) and the queries from "
+    "its forget neurons (Q score); how far the two polynomials are apart. Zero is a perfect match.",
+    "table2": "Each sequence holds examples (x, y) of a new linear map and a question x. The terms x² y of the "
+    "network's polynomial are the learning rate of one step of gradient descent, and η* is the best there is.",
+    "table3": "Every entry was compiled and measured. The paper has a dash for the GRU: two layers hold any gated RNN "
+    "of Eq. 2, one layer holds linear attention, and the error falls with what its update gate lets through.",
+    "table4": "U, V and b of each gate, read off the compiled LSTM, against the paper's entries.",
+    "figure1": "Memory neurons (λ = 1) sum the products of values and keys, forget neurons (λ = 0) hold this step's "
+    "query, the output gating multiplies the two and D adds up. Blue is positive, red negative, grey zero.",
+    "figure2": "The student's weights after pruning and merging: key-value neurons and query neurons stand apart, as "
+    "in Figure 1. Blue is positive, red negative, grey zero.",
+    "figure3": "Loss against the number of hidden neurons: the band spans the seeds, the line is their median.",
+    "figure4": "Loss of each architecture against its size: the band spans the seeds, the line is their median.",
+    "figure5": "Training and validation loss of each architecture against its number of parameters.",
+}
+NETWORK_ROWS = (
+    ("heads", "heads"),
+    ("kv_score", "KV score"),
+    ("q_score", "Q score"),
+    ("polynomial_distance", "polynomial distance"),
+    ("r2", "R² on fresh sequences"),
+)
+
+
+def write_report(results: Path, out: Path) -> Path:
+    """Read the records under `results` and write the page to `out`."""
+    return write_atomically(out, report_html(load_records(results)).encode())
+
+
+def report_html(records: list[Record]) -> str:
+    """The page as text."""
+    budgets = list(dict.fromkeys(record["budget"] for record in records))
+    groups = [_group(name, [record for record in records if record["artifact"] == name]) for name in _names(records)]
+    rows = [row for record in records for row in record["rows"]]
+    return render(
+        "report.html",
+        ("page.js",),
+        title="underhood: paper against here",
+        version=underhood.__version__,
+        budgets=budgets,
+        groups=groups,
+        networks=[network for record in records for network in _networks(record)],
+        met=sum(row.get("met") is True for row in rows),
+        total=len(rows),
+        provenance=[_provenance(record) for record in records],
+    )
+
+
+def _names(records: list[Record]) -> list[str]:
+    return list(dict.fromkeys(record["artifact"] for record in records))
+
+
+def _group(name: str, records: list[Record]) -> dict[str, Any]:
+    """One artifact with what each budget has of it, side by side."""
+    label, title = TITLES.get(name, (name, ""))
+    rows: dict[str, dict[str, Any]] = {}
+    for record in records:
+        for row in record["rows"]:
+            key = str(row.get("name", ""))
+            merged = rows.setdefault(key, {"name": key, "paper": row.get("paper"), "here": {}})
+            met = row.get("met")
+            merged["here"][record["budget"]] = {"text": text_of(row.get("here")), "met": met is True}
+    for row in rows.values():
+        row["met"] = all(cell["met"] for cell in row["here"].values())
+        row["paper"] = None if row["paper"] is None else text_of(row["paper"])
+    drawn = [drawn for record in records if (drawn := _drawn(record)) is not None]
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()) or "artifact"
+    met = sum(row["met"] for row in rows.values())
+    tells = TELLS.get(name, "")
+    return {
+        "slug": slug, "label": label, "title": title, "tells": tells, "rows": list(rows.values()), "met": met,
+        "drawn": drawn,
+    }  # fmt: skip
+
+
+def _drawn(record: Record) -> dict[str, Any] | None:
+    """Charts and matrices of one record; None where it has neither."""
+    charts = [_chart(chart) for chart in record.get("charts") or [] if chart.get("curves")]
+    panels = [panel for panel in record.get("panels") or [] if panel.get("values")]
+    if not charts and not panels:
+        return None
+    return {"budget": record["budget"], "charts": charts, "lines": [_line(line) for line in _lines_of(panels)]}
+
+
+def _lines_of(panels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Matrices that belong together stand in a line: a network's up to its readout D, single ones, families."""
+    lines: list[list[dict[str, Any]]] = []
+    before = "D"
+    for panel in panels:
+        name = str(panel.get("name", ""))
+        if before == "D" or (", " in name and ", " not in before):
+            lines.append([])
+        lines[-1].append(panel)
+        before = name
+    return lines
+
+
+def _line(panels: list[dict[str, Any]]) -> dict[str, Any]:
+    drawn = [{"name": str(panel.get("name", "")), "svg": panel_svg(panel)} for panel in panels]
+    return {"panels": drawn, "columns": sum(len(panel["values"][0]) for panel in panels)}
+
+
+def _chart(chart: dict[str, Any]) -> dict[str, Any]:
+    name = str(chart.get("name", ""))
+    curves = [
+        {
+            "name": str(curve.get("name", "")),
+            "style": series_class(index),
+            "points": [
+                {
+                    "x": text_of(_float(x)),
+                    "y": text_of(_float(y)),
+                    "low": text_of(_float(low)),
+                    "high": text_of(_float(high)),
+                }
+                for x, y, low, high in zip(
+                    curve.get("x") or [],
+                    curve.get("y") or [],
+                    curve.get("low") or curve.get("y") or [],
+                    curve.get("high") or curve.get("y") or [],
+                    strict=False,
+                )
+            ],
+        }
+        for index, curve in enumerate(chart["curves"])
+    ]
+    label = f"{name}: {chart.get('y_label', '')} against {chart.get('x_label', '')}; arrow keys read its points"
+    return {
+        "name": name,
+        "svg": chart_svg(chart, label),
+        "curves": curves,
+        "x": chart.get("x_label", "x"),
+        "y": chart.get("y_label", "y"),
+    }
+
+
+def _float(value: Any) -> Any:
+    return float(value) if isinstance(value, int) and abs(value) > 10**6 else value
+
+
+def _networks(record: Record) -> list[dict[str, Any]]:
+    """What the decompiler said of each network: the verdict, what it rests on, and the bound."""
+    return [_network(record, network) for network in record.get("networks") or [] if isinstance(network, dict)]
+
+
+def _network(record: Record, network: dict[str, Any]) -> dict[str, Any]:
+    facts = [(label, text_of(network[key])) for key, label in NETWORK_ROWS if network.get(key) is not None]
+    for key, label in (("hidden", "hidden neurons"), ("pre_readout", "pre-readout neurons")):
+        before, after = network.get(f"{key}_before"), network.get(f"{key}_after")
+        if before is not None:
+            facts.append((label, text_of(before) if after is None else f"{before} → {after}"))
+    bound = network.get("certificate") or {}
+    certificate = None
+    if bound.get("max_abs_error") is not None:
+        scope = f"for every input within ±{text_of(bound.get('input_bound'))} and up to {bound.get('horizon')} steps"
+        certificate = {"error": text_of(bound["max_abs_error"]), "scope": scope}
+    verdict = str(network.get("verdict", "no verdict"))
+    return {
+        "name": str(network.get("name") or TITLES.get(record["artifact"], (record["artifact"],))[0]),
+        "budget": record["budget"],
+        "verdict": verdict,
+        "yes": verdict in ("linear-attention", "decayed-attention"),
+        "reason": str(network.get("reason") or ""),
+        "facts": facts,
+        "certificate": certificate,
+    }
+
+
+def _provenance(record: Record) -> dict[str, Any]:
+    made: dict[str, Any] = record.get("provenance") or {}
+    settings = {str(key): _short(value) for key, value in (made.get("settings") or {}).items()}
+    return {
+        "label": TITLES.get(record["artifact"], (record["artifact"],))[0],
+        "budget": record["budget"],
+        "commit": str(made.get("commit") or "–"),
+        "seeds": _short(made.get("seeds") or []),
+        "seconds": made.get("wall_seconds") and f"{text_of(made['wall_seconds'])} s",
+        "settings": settings,
+        "versions": {str(key): str(value) for key, value in (made.get("versions") or {}).items()},
+    }
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_short(one) for one in value) or "–"
+    return text_of(value)
