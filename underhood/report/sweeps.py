@@ -36,7 +36,7 @@ SIZES = {
         "width_steps": {TEACHER: 15_000, REGRESSION: 30_000},
         "width_seeds": 3,
         "second_order": {"steps": 60, "restarts": 1, "seeds": 1},
-        "hidden": [12, 24, 48],
+        "hidden": [8, 16, 32],
         "steps": {TEACHER: 5_000, REGRESSION: 10_000},
         "seeds": 2,
         "learning_rate": 3e-3,
