@@ -85,7 +85,7 @@ def table1(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
     one = student(budget, runs, seed)
     found, scores = one.found, one.found.scores
 
-    def at_most(name: str, paper: float, here: float | None, limit: str) -> Row:
+    def at_most(name: str, paper: float | int, here: float | int | None, limit: str) -> Row:
         # The paper's figures are the measure of the paper's procedure.
         most = LIMITS[limit] if budget == "quick" else paper
         return Row(name, paper, here, here is not None and here <= most)
