@@ -7,6 +7,7 @@ A region is `<!-- numbers: WHAT -->…<!-- end numbers -->`. WHAT is one of
 
     paper-against-here                      the table of the README
     picture                                 the figure at its head
+    decays                                  what weight decay does, from results/bench/decays.json
     growth                                  the cost of a step, from results/bench/scale.json
     torture                                 what was tried, survived and lost, from results/torture.json
     FILE | KEY / KEY / … | FORMAT           one number: keys of objects, places or names of list entries, a format
@@ -143,7 +144,23 @@ def growth(results: Path) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"paper-against-here": paper_against_here, "picture": picture, "torture": torture, "growth": growth}
+def decays(results: Path) -> str:
+    """What several weight decays leave of a student."""
+    head = "| decay | held-out loss | hidden neurons | pre-readout neurons | polynomial distance |"
+    lines = [head, "|---|---|---|---|---|"]
+    for one in json.loads((results / "bench" / "decays.json").read_text())["students"]:
+        left = f"{one['hidden']} | {one['pre_readout']} | {_text(one['polynomial_distance'])}"
+        lines.append(f"| {one['weight_decay']:g} | {_text(one['held_out_loss'])} | {left} |")
+    return "\n".join(lines)
+
+
+TABLES = {
+    "paper-against-here": paper_against_here,
+    "picture": picture,
+    "torture": torture,
+    "growth": growth,
+    "decays": decays,
+}
 
 
 def main(arguments: list[str]) -> int:
