@@ -37,7 +37,7 @@ SIZES = {
         "width_seeds": 3,
         "second_order": {"steps": 60, "restarts": 1, "seeds": 1},
         "hidden": [8, 16, 32],
-        "steps": {TEACHER: 5_000, REGRESSION: 10_000},
+        "steps": {TEACHER: 4_000, REGRESSION: 8_000},
         "seeds": 2,
         "learning_rate": 3e-3,
     },
