@@ -164,17 +164,23 @@ TABLES = {
 
 
 def main(arguments: list[str]) -> int:
-    drifted = []
+    check, drifted, missing = "--check" in arguments, [], []
     for page in pages():
         text = page.read_text()
-        new = filled(text, ROOT / "results")
+        try:
+            new = filled(text, ROOT / "results")
+        except FileNotFoundError as error:
+            missing.append(f"{page.name} needs {Path(error.filename).relative_to(ROOT)}")
+            continue
         if new != text:
             drifted.append(page.name)
-            if "--check" not in arguments:
+            if not check:
                 page.write_text(new)
+    for line in missing:
+        print(line)
     if drifted:
-        print(", ".join(drifted), "had" if "--check" not in arguments else "have", "other numbers than results/")
-    return 1 if drifted and "--check" in arguments else 0
+        print(", ".join(drifted), "have other numbers than results/" if check else "brought up to date")
+    return 1 if missing or (drifted and check) else 0
 
 
 if __name__ == "__main__":

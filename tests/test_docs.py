@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -78,8 +79,10 @@ def test_pages_run_from_top_to_bottom(name, tmp_path, monkeypatch, registries):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_block_escapes(page):
     """A fence without a language would not be run: text says that there is nothing to run."""
-    for language, _ in fences(page):
-        assert language in ("python", "sh", "text", "{toctree}"), language
+    for language, code in fences(page):
+        assert language in ("python", "sh", "json", "text", "{toctree}"), language
+        if language == "json":
+            json.loads(code)
     assert page.read_text().count("```") == 2 * len(fences(page))
 
 
@@ -111,6 +114,12 @@ def script(name):
 def test_numbers_are_those_of_the_results(page):
     text = page.read_text()
     assert script("fill_numbers").filled(text, ROOT / "results") == text, "make numbers brings them up to date"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_numbers_stay_within_their_sentence(page):
+    """To Markdown a comment at the head of a line is a paragraph of its own, so no number in a sentence begins one."""
+    assert not re.findall(r"^<!-- numbers: [^|>]+\|", page.read_text(), re.MULTILINE)
 
 
 def test_numbers_that_drift_are_noticed(tmp_path):

@@ -92,6 +92,14 @@ def test_folders_without_results_are_refused(files, says, tmp_path, capsys):
         write_report(tmp_path / "none", tmp_path / "r.html")
 
 
+@pytest.mark.parametrize(
+    "changes", [{"panels": [{"name": "W", "values": [["x"]]}]}, {"charts": [7]}, {"provenance": [1]}, {"networks": 5}]
+)
+def test_results_that_are_none_are_refused(changes):
+    with pytest.raises(UnderhoodError, match="as underhood reproduce writes them"):
+        report_html([record(**changes)])
+
+
 def test_axes_hold_their_values_and_label_them():
     axis = Axis.over([1e-9, 1.0], 0, 100, log=True)
     assert 0 < axis(1e-9) < axis(1e-4) < axis(1.0) < 100
@@ -253,9 +261,11 @@ def test_hostile_names_do_nothing_in_a_browser(browser, tmp_path):
     assert browser.run("return typeof window.hacked") == "undefined"
     assert browser.complaints() == []
     assert HOSTILE in browser.text("#rows tbody tr:nth-child(2) th")
-    attention = uh.random_attention(2, seed=0)
-    uh.explore(uh.compile(attention).model, tmp_path / "e.html", name=HOSTILE)
+    name = HOSTILE.replace("/", "\\")  # a file's name has no slash
+    uh.save(uh.compile(uh.random_attention(2, seed=0)).model, tmp_path / name, provenance={"by": HOSTILE})
+    assert main(["explore", str(tmp_path / name), "--out", str(tmp_path / "e.html")]) == 0
     browser.open(tmp_path / "e.html")
     assert browser.run("return typeof window.hacked") == "undefined"
     assert browser.complaints() == []
-    assert browser.text("h1") == HOSTILE
+    assert browser.text("h1") == name
+    assert browser.run("return document.scripts.length") == 2  # ours, and the weights as data

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import underhood
+from underhood.errors import UnderhoodError
 from underhood.interop.atomic import write_atomically
 from underhood.report.drawing import text_of
 from underhood.report.page import render
 from underhood.report.records import Record, load_records
-from underhood.report.svg import chart_svg, panel_svg, series_class
+from underhood.report.svg import chart_svg, panel_svg, points_of, series_class
 
 TITLES = {
     "table1": ("Table 1", "The student is the teacher"),
@@ -57,6 +58,14 @@ def write_report(results: Path, out: Path) -> Path:
 
 def report_html(records: list[Record]) -> str:
     """The page as text."""
+    try:
+        return _report_html(records)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        remedy = "Make them again with: underhood reproduce"
+        raise UnderhoodError("results are as underhood reproduce writes them", error, remedy) from error
+
+
+def _report_html(records: list[Record]) -> str:
     budgets = list(dict.fromkeys(record["budget"] for record in records))
     groups = [_group(name, [record for record in records if record["artifact"] == name]) for name in _names(records)]
     rows = [row for record in records for row in record["rows"]]
@@ -92,13 +101,15 @@ def _group(name: str, records: list[Record]) -> dict[str, Any]:
         row["met"] = all(cell["met"] for cell in row["here"].values())
         row["paper"] = None if row["paper"] is None else text_of(row["paper"])
     drawn = [drawn for record in records if (drawn := _drawn(record)) is not None]
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()) or "artifact"
-    met = sum(row["met"] for row in rows.values())
-    tells = TELLS.get(name, "")
     return {
-        "slug": slug, "label": label, "title": title, "tells": tells, "rows": list(rows.values()), "met": met,
+        "slug": re.sub(r"[^a-z0-9]+", "-", name.lower()) or "artifact",
+        "label": label,
+        "title": title,
+        "tells": TELLS.get(name, ""),
+        "rows": list(rows.values()),
+        "met": sum(row["met"] for row in rows.values()),
         "drawn": drawn,
-    }  # fmt: skip
+    }
 
 
 def _drawn(record: Record) -> dict[str, Any] | None:
@@ -129,41 +140,17 @@ def _line(panels: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _chart(chart: dict[str, Any]) -> dict[str, Any]:
-    name = str(chart.get("name", ""))
+    name, x, y = (str(chart.get(key, "")) for key in ("name", "x_label", "y_label"))
     curves = [
         {
             "name": str(curve.get("name", "")),
             "style": series_class(index),
-            "points": [
-                {
-                    "x": text_of(_float(x)),
-                    "y": text_of(_float(y)),
-                    "low": text_of(_float(low)),
-                    "high": text_of(_float(high)),
-                }
-                for x, y, low, high in zip(
-                    curve.get("x") or [],
-                    curve.get("y") or [],
-                    curve.get("low") or curve.get("y") or [],
-                    curve.get("high") or curve.get("y") or [],
-                    strict=False,
-                )
-            ],
+            "points": [[text_of(value) for value in point] for point in points_of(curve)],
         }
         for index, curve in enumerate(chart["curves"])
     ]
-    label = f"{name}: {chart.get('y_label', '')} against {chart.get('x_label', '')}; arrow keys read its points"
-    return {
-        "name": name,
-        "svg": chart_svg(chart, label),
-        "curves": curves,
-        "x": chart.get("x_label", "x"),
-        "y": chart.get("y_label", "y"),
-    }
-
-
-def _float(value: Any) -> Any:
-    return float(value) if isinstance(value, int) and abs(value) > 10**6 else value
+    drawn = chart_svg(chart, f"{name}: {y} against {x}; arrow keys read its points")
+    return {"name": name, "svg": drawn, "curves": curves, "x": x, "y": y}
 
 
 def _networks(record: Record) -> list[dict[str, Any]]:

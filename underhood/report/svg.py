@@ -111,12 +111,16 @@ def weight_share(value: float, largest: float) -> float:
     return round(abs(value) / largest, 3) if math.isfinite(value) else 0
 
 
-def _points(curve: dict[str, Any], log_x: bool, log_y: bool) -> list[tuple[float, float, float, float]]:
-    """(x, y, low, high) of what the axes can show; a band that reaches below a logarithm's zero ends at y."""
+def points_of(curve: dict[str, Any]) -> list[tuple[Any, Any, Any, Any]]:
+    """(x, y, low, high) of each point; a curve without a band has low and high at y."""
     xs, ys = curve.get("x") or [], curve.get("y") or []
-    lows, highs = curve.get("low") or ys, curve.get("high") or ys
+    return list(zip(xs, ys, curve.get("low") or ys, curve.get("high") or ys, strict=False))
+
+
+def _points(curve: dict[str, Any], log_x: bool, log_y: bool) -> list[tuple[float, float, float, float]]:
+    """What the axes can show; a band that reaches below a logarithm's zero ends at y."""
     points = []
-    for x, y, low, high in zip(xs, ys, lows, highs, strict=False):
+    for x, y, low, high in points_of(curve):
         if _drawable(x, log_x) and _drawable(y, log_y):
             band = (low if _drawable(low, log_y) else y, high if _drawable(high, log_y) else y)
             points.append((float(x), float(y), float(band[0]), float(band[1])))
