@@ -23,8 +23,6 @@ from underhood.fit.config import FitConfig
 # Fields that hold λ, or what it is made of: the paper decays "all parameters except the recurrent ones λ".
 RECURRENT = frozenset({"nu", "nu_log", "theta_log", "gamma_log", "recurrence"})
 
-_ADAM = optax.scale_by_adam()  # b1 = 0.9, b2 = 0.999, ε = 1e-8: optax.adamw's defaults
-
 
 class Position(NamedTuple):
     """Where an optimisation stands: all that a checkpoint needs of it."""
@@ -67,7 +65,7 @@ def is_recurrent(path: tuple[Any, ...]) -> bool:
 def start(vector: Float[Array, " p"]) -> Position:
     """Before the first step."""
     vector = jnp.array(vector)  # a copy: the position is given away at each chunk
-    return Position(vector, _ADAM.init(vector), jnp.zeros((), jnp.int32))
+    return Position(vector, optax.scale_by_adam().init(vector), jnp.zeros((), jnp.int32))
 
 
 def annealed(config: FitConfig) -> Callable[[Any], Any]:
@@ -89,9 +87,10 @@ def update(
     rates: Rates,
     decays: Float[Array, " p"],
     factor: Scalar,
+    epsilon: float = 1e-8,
 ) -> Position:
-    """One step of AdamW."""
+    """One step of AdamW, b1 = 0.9 and b2 = 0.999."""
     direction: Any
-    direction, adam = _ADAM.update(gradient, at.adam)
+    direction, adam = optax.scale_by_adam(eps=epsilon).update(gradient, at.adam)
     change = direction + rates.weight_decay * decays * at.vector
     return Position(at.vector - rates.learning_rate * factor * change, adam, at.step + 1)

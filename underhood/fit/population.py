@@ -84,7 +84,7 @@ class Trainer:
         def one_step(index: Array, carried: tuple[adamw.Position, Array]) -> tuple[adamw.Position, Array]:
             at, losses = carried
             loss, gradient = jax.value_and_grad(lambda v: self.loss(unravel(v), xs[index], wanted[index]))(at.vector)
-            at = adamw.update(at, gradient, rates, self.ravelled.decays, factors[index])
+            at = adamw.update(at, gradient, rates, self.ravelled.decays, factors[index], self.config.epsilon)
             return at, losses.at[index].set(loss)
 
         return jax.lax.fori_loop(0, steps, one_step, (at, jnp.zeros(CHUNK, dtype)))
