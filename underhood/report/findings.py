@@ -127,7 +127,8 @@ def _median(records: Records, task: str, model: str, layers: int, hidden: int) -
 def _correlation(records: Records) -> float:
     """Spearman's: what counts is the order."""
     distances = [1 - r["attention_r2"] for r in records]
-    return float(spearmanr(distances, [r["validation_loss"] for r in records]).statistic)
+    found: Any = spearmanr(distances, [r["validation_loss"] for r in records])
+    return float(found.statistic)
 
 
 FINDINGS: dict[str, Callable[[Records], list[Row]]] = {

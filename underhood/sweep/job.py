@@ -109,10 +109,11 @@ def _second_order(run: RunSpec, job: dict[str, Any]) -> Result:
     from underhood.fit.second_order import fit_task, held_out_loss
 
     task, pre_readout = run.make_task(), run.pre_readout or run.hidden
-    model, seconds = _reduced(run.model_copy(update={"hidden": 2, "pre_readout": None, "probe": False}))
+    wide = run.model_copy(update={"hidden": 2, "pre_readout": None, "probe": False})
+    model, seconds = _reduced(wide.model_dump_json())
     if model is None or model.hidden > run.hidden or model.pre_readout > pre_readout:
-        sizes = {"hidden": run.hidden, "pre_readout": pre_readout, "max_iterations": run.steps}
-        found = fit_task(task, run.seed, **sizes, restarts=run.restarts, prune=False)
+        options: dict[str, Any] = {"max_iterations": run.steps, "restarts": run.restarts, "prune": False}
+        found = fit_task(task, run.seed, hidden=run.hidden, pre_readout=pre_readout, **options)
         model, seconds = found.model, seconds + found.seconds
     numbers = {"held_out_loss": held_out_loss(task, run.seed, model), "seconds": seconds}
     sizes = {"hidden_used": model.hidden, "pre_readout_used": model.pre_readout}
@@ -120,11 +121,12 @@ def _second_order(run: RunSpec, job: dict[str, Any]) -> Result:
 
 
 @functools.lru_cache(maxsize=8)
-def _reduced(run: RunSpec) -> tuple[Any, float]:
-    """The smallest network of a solution at full width, whatever the width of `run`; None where none was found."""
+def _reduced(spec: str) -> tuple[Any, float]:
+    """The smallest network of a solution at full width, whatever the run's own; None where none was found."""
     from underhood.fit.second_order import fit_task
     from underhood.identify.decompile import decompile
 
+    run = RunSpec.model_validate_json(spec)
     task = run.make_task()
     found = fit_task(task, run.seed, max_iterations=run.steps, restarts=run.restarts, prune=False)
     # Noise in the data (in-context regression) leaves a network that is attention to a thousandth or so.
