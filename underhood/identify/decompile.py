@@ -15,7 +15,7 @@ from underhood.identify.blackbox import check_against, probe
 from underhood.identify.certify import certify
 from underhood.identify.forms import Reading, is_readable, read
 from underhood.identify.found import DECAYED, LINEAR, NOT, Found, Scores
-from underhood.identify.neurons import study_neurons
+from underhood.identify.neurons import Neurons, study_neurons
 from underhood.identify.polynomial import Polynomial, distance, instantaneous, of_attention
 from underhood.identify.probes import kv_score, q_score, read_forms_score
 from underhood.identify.recover import Heads, head_tensor, key_and_query, recover_heads
@@ -71,7 +71,7 @@ def decompile(
     network = smallest.network
     common = {
         "attention": attention,
-        "scores": _scores(reading, structure, polynomial, against, attention),
+        "scores": _scores(reading, structure, neurons, polynomial, against, attention),
         "r2": _r2(ys, attended),
         "hidden_before": reading.hidden,
         "hidden_after": reading.hidden if network is None else network.hidden,
@@ -134,6 +134,7 @@ def _attention(heads: list[Heads], structure: Structure) -> LinearAttention:
 def _scores(
     reading: Reading,
     structure: Structure,
+    neurons: Neurons,
     polynomial: Polynomial,
     against: LinearAttention | None,
     found: LinearAttention | None,
@@ -144,8 +145,8 @@ def _scores(
         return Scores()
     tensor = head_tensor(np.asarray(attention.w_value, np.float64), attention.key_query)
     memory = np.concatenate(structure.memory)
-    reads = np.abs(reading.left).max(axis=0, initial=0.0) + np.abs(reading.right).max(axis=0, initial=0.0)
-    read = reads > 1e-12 * max(reads.max(initial=0.0), 1e-300)
+    # Neurons that were not pruned: enough of next to nothing would reconstruct anything.
+    read = neurons.contribution > structure.tolerance / 10
     memory = memory[read[memory]]
     # The split of a found attention into several heads is arbitrary, and so would be its key-values.
     arbitrary = against is None and attention.heads > 1
