@@ -81,7 +81,7 @@ def test_a_cell_without_a_stack_matches(cell):
     assert compare(model, 5, "both", np.float32) < tolerance(np.float32)
 
 
-@pytest.mark.parametrize("t", [1, 2, 32])
+@pytest.mark.parametrize("t", [1, 2, 10, 32])  # in 1, 1, 2 and 4 blocks
 def test_the_gated_rnn_matches_at_every_length_with_lambda_at_its_ends(t):
     model = uh.make_model("gated-rnn", 4, hidden=9, d_out=3, dtype=np.float64, seed=t)
     with jax.enable_x64(True):

@@ -84,6 +84,9 @@ class Train:
 
             runs, interrupted = train_levenberg(self, self.make_task()), False
         else:
+            from underhood.fit.cores import offer_two_devices
+
+            offer_two_devices()
             runs, interrupted = _train_adamw(self, self.make_task())
         payload = {"task": self.task, "model": self.model, "optimizer": self.optimizer, "out": str(self.out)}
         payload |= {"interrupted": interrupted, "runs": runs}

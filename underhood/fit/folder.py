@@ -36,6 +36,12 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The settings of the run that stands here; none where there is none yet."""
+        described = self.path / "run.json"
+        return json.loads(described.read_text()) if described.exists() else {}
+
     def open(self, settings: dict[str, Any], *, resume: bool) -> Checkpoint | None:
         """Start, or find where to go on; refuse a folder that holds another run."""
         described = self.path / "run.json"
@@ -50,7 +56,7 @@ class RunFolder:
                 raise UnderhoodError(
                     "a run has a folder of its own", f"{self.path}, which holds one", "Use --resume or another --out."
                 )
-            _require_same(json.loads(described.read_text()), settings, self.path)
+            _require_same(self.recorded, settings, self.path)
             found, self.problems = newest_good(self.checkpoints)
         else:
             write_atomically(described, (json.dumps(settings, indent=1, ensure_ascii=False) + "\n").encode())

@@ -4,6 +4,11 @@ A chunk draws its batches together, ahead of a loop over steps that never leaves
 (seeds, learning rates, decays) run the same program; their calls are handed over without waiting, so that
 they share the cores. Batching members into one larger program (vmap) was slower: at n = 80 four members took 0.65 ms
 a step each where one alone takes 0.39, since batched products of small matrices leave the fast library.
+
+A network that trains alone, with two devices there (`underhood.fit.cores`), makes the gradients of half a batch on each
+of them, and both take the same step: at n = 100, the compiler's own threads won 5 % by the second core. In halves or
+as a whole, sums differ in their last bits; a run folder keeps which it was, and a single device goes through the
+halves in turn.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Scalar
 
 from underhood.data.task import HELD_OUT, TRAINING, VALIDATION, AbstractTask, half_mean_square, stream_key
@@ -24,6 +30,8 @@ from underhood.fit.config import FitConfig
 from underhood.fit.kernels import forward
 
 CHUNK = 50  # steps between two returns to Python: it costs 0.1 ms, and Ctrl-C is answered here
+HALVES, HALF = 2, "half"  # a batch in two, for two devices, and the name of that axis
+LEAST_WORK = 2**24  # weights × tokens of a step from which a second device is worth the handing over
 HELD_OUT_PART = 1024  # sequences of one forward pass when evaluating
 
 Loss = Callable[[Any, Any, Any], Array]
@@ -56,49 +64,104 @@ def members_of(
 class Trainer:
     """The compiled programs for one structure of model, one task and one configuration."""
 
-    def __init__(self, model: Any, task: AbstractTask, config: FitConfig, loss: Loss | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        task: AbstractTask,
+        config: FitConfig,
+        loss: Loss | None = None,
+        *,
+        halves: int | None = None,
+        devices: Sequence[Any] | None = None,
+    ) -> None:
         self.ravelled = adamw.ravel(model)
         self.task, self.config = task, config
         self.loss = loss or functools.partial(_task_loss, task.last_only)
+        devices = jax.local_devices() if devices is None else devices
+        # A loss of the user's need not be a mean over sequences: it gets the whole batch.
+        worth_it = loss is None and self.ravelled.vector.size * config.batch_size * task.steps >= LEAST_WORK
+        chosen = HALVES if worth_it and config.batch_size % HALVES == 0 and len(devices) >= HALVES else 1
+        self.halves = chosen if halves is None else halves
+        program, self.everywhere = self._run_chunk, None
+        if 1 < self.halves <= len(devices):
+            mesh, same = Mesh(np.array(devices[: self.halves]), (HALF,)), PartitionSpec()
+            self.everywhere = NamedSharding(mesh, same)
+            program = jax.shard_map(program, mesh=mesh, in_specs=same, out_specs=same, check_vma=False)
         # The position is given away: the new one takes its memory.
-        self._chunk = jax.jit(self._run_chunk, donate_argnums=0)
+        self._chunk = jax.jit(program, donate_argnums=0)
         self._evaluate = jax.jit(self._held_out_part, static_argnums=2)
 
     def advance(self, at: adamw.Position, member: Member, steps: int) -> tuple[adamw.Position, Float[Array, " chunk"]]:
         """Up to `CHUNK` steps; the first `steps` of the losses are meant."""
         dtype = at.vector.dtype
         rates = adamw.Rates(jnp.asarray(member.learning_rate, dtype), jnp.asarray(member.weight_decay, dtype))
+        if self.everywhere is not None:
+            at = jax.device_put(at, self.everywhere)
         return self._chunk(at, rates, member.seed, steps)
 
     def _run_chunk(
         self, at: adamw.Position, rates: adamw.Rates, seed: Scalar, steps: Scalar
     ) -> tuple[adamw.Position, Float[Array, " chunk"]]:
         dtype, unravel = at.vector.dtype, self.ravelled.unravel
-        key = stream_key(seed, TRAINING)
         numbers = at.step + jnp.arange(CHUNK, dtype=jnp.int32)
-        xs, wanted = jax.vmap(
-            lambda number: self.task.batch(jax.random.fold_in(key, number), self.config.batch_size, dtype=dtype)
-        )(numbers)
+        # Compiled apart from what stands around it, half a batch rounds alike on one device and on two.
+        apart = jax.lax.optimization_barrier if self.halves > 1 else lambda tree: tree
+        xs, wanted = self._batches(stream_key(seed, TRAINING), numbers, dtype)
         factors = adamw.annealed(self.config)(numbers).astype(dtype)
+
+        def half(vector: Array, xs: Array, wanted: Array) -> tuple[Array, Array]:
+            arguments = apart((vector, xs, wanted))
+            return apart(jax.value_and_grad(lambda v, x, y: self.loss(unravel(v), x, y))(*arguments))
 
         def one_step(index: Array, carried: tuple[adamw.Position, Array]) -> tuple[adamw.Position, Array]:
             at, losses = carried
-            loss, gradient = jax.value_and_grad(lambda v: self.loss(unravel(v), xs[index], wanted[index]))(at.vector)
-            at = adamw.update(at, gradient, rates, self.ravelled.decays, factors[index], self.config.epsilon)
-            return at, losses.at[index].set(loss)
+            mine = [half(at.vector, x[index], y[index]) for x, y in zip(xs, wanted, strict=True)]
+            gradient = functools.reduce(jnp.add, [gradient for _, gradient in mine])
+            if self.everywhere is not None:
+                gradient = jax.lax.psum(gradient, HALF)
+            gradient = apart(gradient)
+            mean, epsilon = gradient / self.halves, self.config.epsilon
+            at = adamw.update(at, mean, rates, self.ravelled.decays, factors[index], epsilon)
+            return at, losses.at[index].set(jnp.stack([loss for loss, _ in mine]))
 
-        return jax.lax.fori_loop(0, steps, one_step, (at, jnp.zeros(CHUNK, dtype)))
+        # The halves' losses are added up after the loop: inside it, a fused addition would round once less.
+        at, losses = jax.lax.fori_loop(0, steps, one_step, (at, jnp.zeros((CHUNK, len(xs)), dtype)))
+        losses = functools.reduce(jnp.add, losses.T)
+        losses = losses if self.everywhere is None else jax.lax.psum(losses, HALF)
+        return at, losses / self.halves
+
+    def _batches(self, key: Array, numbers: Array, dtype: Any) -> tuple[list[Array], list[Array]]:
+        """The batches of a chunk's steps, in the halves that this device is to work on."""
+
+        def draw(numbers: Array) -> Any:
+            def batch(number: Array) -> Any:
+                return self.task.batch(jax.random.fold_in(key, number), self.config.batch_size, dtype=dtype)
+
+            return jax.lax.optimization_barrier(jax.vmap(batch)(numbers))
+
+        # As many at a time on one device as on two: the number that is drawn together shows in the last bits.
+        groups = numbers.reshape(self.halves, -1)
+        if self.everywhere is None:
+            xs, wanted = jax.tree.map(lambda *parts: jnp.concatenate(parts), *map(draw, groups))
+            return jnp.split(xs, self.halves, axis=1), jnp.split(wanted, self.halves, axis=1)
+        # Each device draws whole batches for a part of the steps, and hands the other its halves of them.
+        xs, wanted = jax.tree.map(
+            lambda part: jax.lax.all_to_all(part, HALF, split_axis=1, concat_axis=0, tiled=True),
+            draw(groups[jax.lax.axis_index(HALF)]),
+        )
+        return [xs], [wanted]
 
     def model_at(self, at: adamw.Position) -> Any:
         """The network that this position stands for."""
-        return self.ravelled.unravel(at.vector)
+        return self.ravelled.unravel(_on_one_device(at.vector))
 
     def held_out_loss(self, at: adamw.Position, seed: int, *, validation: bool = False) -> float:
         """½ mean square over fresh sequences that training never saw, in parts that fit the cache."""
         parts = -(-self.config.held_out // HELD_OUT_PART)
         sizes = np.full(parts, HELD_OUT_PART)
         sizes[-1] -= parts * HELD_OUT_PART - self.config.held_out
-        losses = [self._evaluate(at.vector, (seed, part), (validation, int(sizes[part]))) for part in range(parts)]
+        vector = _on_one_device(at.vector)
+        losses = [self._evaluate(vector, (seed, part), (validation, int(sizes[part]))) for part in range(parts)]
         return float(np.dot([float(loss) for loss in losses], sizes) / self.config.held_out)
 
     def _held_out_part(self, vector: Array, where: tuple[Array, Array], what: tuple[bool, int]) -> Scalar:
@@ -106,6 +169,11 @@ class Trainer:
         key = jax.random.fold_in(stream_key(seed, VALIDATION if validation else HELD_OUT), part)
         xs, wanted = self.task.batch(key, size, validation=validation, dtype=vector.dtype)
         return self.loss(self.ravelled.unravel(vector), xs, wanted)
+
+
+def _on_one_device(vector: Float[Array, " p"]) -> Float[Array, " p"]:
+    """Off the devices that shared the work: what is made of it may be used with any other array."""
+    return jnp.asarray(np.asarray(vector))
 
 
 def _task_loss(last_only: bool, model: Any, xs: Array, wanted: Array) -> Scalar:

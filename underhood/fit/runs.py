@@ -87,7 +87,9 @@ def fit_population(
     _check(models, members, task)
     folder = None if out is None else RunFolder(Path(out))
     with precision_of(models[0]), folder.locked() if folder else nullcontext():
-        population = _Population(models, members, task, config, folder, loss)
+        # In halves or as a whole changes last bits: a resumed run does as it did before.
+        halves = folder.recorded.get("halves", 1) if folder and resume and folder.recorded else None
+        population = _Population(models, members, task, config, folder, loss, halves)
         found = folder.open(population.settings(), resume=resume) if folder else None
         if folder and folder.problems and warn is not None:
             used = found.path if found else "the start"
@@ -99,10 +101,13 @@ def fit_population(
 class _Population:
     """The loop: chunks of steps, then the log, then a checkpoint when it is due."""
 
-    def __init__(self, models, members, task, config, folder: RunFolder | None, loss: Loss | None) -> None:
+    def __init__(
+        self, models, members, task, config, folder: RunFolder | None, loss: Loss | None, halves: int | None
+    ) -> None:
         self.models, self.members, self.task, self.config = models, tuple(members), task, config
         self.folder, self.memory = folder, MemoryLog()
-        self.trainer = Trainer(models[0], task, config, loss)
+        # Members share the cores among them.
+        self.trainer = Trainer(models[0], task, config, loss, halves=halves if len(members) == 1 else 1)
         self.step, self.window = 0, np.zeros((len(members), 0))
 
     @property
@@ -116,6 +121,7 @@ class _Population:
             "model": [_fingerprint(model) for model in self.models],
             "config": self.config.as_dict(),
             "members": [dataclasses.asdict(member) for member in self.members],
+            **({"halves": self.trainer.halves} if self.trainer.halves > 1 else {}),
         }
 
     def begin(self, found: Checkpoint | None) -> None:

@@ -8,7 +8,8 @@ the machine's best rate. What made the difference:
 - both branches of the output gating lie in rows of their own, so that ⊙ runs over contiguous memory, and the
   derivative of both is one product with the rows swapped;
 - the input gating is one product with Q (quadratic.py);
-- h = Λ g, with Λ[t, s] = λ^{t−s} below the diagonal, is one small product for each neuron: no loop over time.
+- h = Λ g, with Λ[t, s] = λ^{t−s} below the diagonal, is one small product for each neuron: no loop over time. Time is
+  cut into blocks, which stand beside each other in the columns: (feature, step in a block, block, b).
 """
 
 from __future__ import annotations
@@ -38,8 +39,15 @@ def gated_rnn(model: GatedRNN, xs: Float[Array, "b t d"], last: bool) -> Float[A
     if last:
         features = products(jnp.transpose(extended, (1, 2, 0)), axis=1)
         return last_output(q, model.nu, w_out, model.readout, features).T
-    features = products(jnp.transpose(extended, (2, 1, 0)), axis=0)
-    return jnp.transpose(every_output(q, model.nu, w_out, model.readout, features), (2, 1, 0))
+    blocks = blocks_of(xs.shape[1])
+    columns = extended.reshape(len(xs), blocks, -1, extended.shape[2]).transpose(3, 2, 1, 0)
+    outputs = every_output(q, model.nu, w_out, model.readout, products(columns, axis=0))
+    return outputs.transpose(3, 2, 1, 0).reshape(*xs.shape[:2], -1)
+
+
+def blocks_of(t: int) -> int:
+    """Into how many blocks of time the recurrence is cut: 4, where they have 4 steps or more."""
+    return next(blocks for blocks in (4, 2, 1) if t % blocks == 0 and (t >= 4 * blocks or blocks == 1))
 
 
 def power_matrices(nu: Float[Array, " n"], t: int) -> tuple[Float[Array, "n t t"], Float[Array, "n t t"]]:
@@ -60,42 +68,71 @@ def _circulant(rows: Float[Array, "n t2"], t: int) -> Float[Array, "n t t"]:
     return repeated.reshape(rows.shape[0], t, 2 * t - 1)[:, :, :t]
 
 
+def recurred(
+    matrices: Float[Array, "n w w"], reach: Float[Array, "n w"], xs: Float[Array, "n w k b"], *, back: bool
+) -> Float[Array, "n w k b"]:
+    """h_t = λ h_{t−1} + x_t, or from the end where `back`: Λ within each block, then what comes in from the others.
+
+    `reach` is λ to the power of a step's distance from the block before it (after it). Columns of all blocks
+    stand in one product, a fourth of the size of one with the whole Λ: with it, forward and back took 320 µs at
+    n = 100, b = 32, t = 32, and 130 µs so.
+    """
+    n, _, blocks, b = xs.shape
+    inside = jnp.matmul(matrices, xs.reshape(n, -1, blocks * b)).reshape(xs.shape)
+    if blocks == 1:
+        return inside
+    last, order = (0, range(blocks - 1, 0, -1)) if back else (-1, range(blocks - 1))
+    carry, across = jnp.zeros((n, b), xs.dtype), reach[:, last, None]
+    carried = [carry]
+    for block in order:
+        carry = inside[:, last, block] + across * carry
+        carried.append(carry)
+    return inside + reach[:, :, None, None] * jnp.stack(carried[::-1] if back else carried, axis=1)[:, None]
+
+
 @jax.custom_vjp
 def every_output(
     q: Float[Array, "n q"],
     nu: Float[Array, " n"],
     w_out: Float[Array, "m2 n"],
     readout: Float[Array, "d_o m"],
-    features: Float[Array, "q t b"],
-) -> Float[Array, "d_o t b"]:
-    """y_t for all t."""
+    features: Float[Array, "q w k b"],
+) -> Float[Array, "d_o w k b"]:
+    """y_t for all t, in k blocks of w steps."""
     return _forward(q, nu, w_out, readout, features)[0]
 
 
 def _forward(q: Array, nu: Array, w_out: Array, readout: Array, features: Array) -> tuple[Array, Any]:
-    _, t, b = features.shape
-    lower, upper = power_matrices(nu, t)
-    g = (q @ features.reshape(-1, t * b)).reshape(-1, t, b)
-    h = jnp.matmul(lower, g).reshape(-1, t * b)
-    branches = (w_out @ h).reshape(2, -1, t * b)
+    shape = features.shape[1:]
+    lower, upper = power_matrices(nu, shape[0])
+    reach = powers(nu, shape[0] + 1)[:, 1:]
+    flat = features.reshape(len(features), -1)
+    h = recurred(lower, reach, (q @ flat).reshape(-1, *shape), back=False)
+    branches = (w_out @ h.reshape(len(h), -1)).reshape(2, -1, flat.shape[1])
     product = branches[0] * branches[1]
-    ys = (readout @ product).reshape(-1, t, b)
-    return ys, (q, nu, w_out, readout, features, upper, h, branches, product)
+    ys = (readout @ product).reshape(-1, *shape)
+    return ys, (q, nu, w_out, readout, features, upper, reach, h, branches, product)
 
 
-def _backward(saved: Any, dys: Float[Array, "d_o t b"]) -> tuple[Array, ...]:
-    q, nu, w_out, readout, features, upper, h, branches, product = saved
-    _, t, b = features.shape
-    flat, dy = features.reshape(-1, t * b), dys.reshape(-1, t * b)
+def _backward(saved: Any, dys: Float[Array, "d_o w k b"]) -> tuple[Array, ...]:
+    q, nu, w_out, readout, features, upper, reach, h, branches, product = saved
+    flat, dy = features.reshape(len(features), -1), dys.reshape(len(dys), -1)
     dproduct = readout.T @ dy
-    dbranches = (jax.lax.rev(branches, (0,)) * dproduct[None]).reshape(w_out.shape[0], t * b)
-    dh = (w_out.T @ dbranches).reshape(-1, t, b)
-    dg = jnp.matmul(upper, dh).reshape(-1, t * b)
-    # dλ = Σ_t dg_t ⊙ h_{t−1}: h shifted by a whole step of b columns.
-    before = jnp.pad(h, ((0, 0), (b, 0)))[:, : t * b]
+    dbranches = (jax.lax.rev(branches, (0,)) * dproduct[None]).reshape(len(w_out), -1)
+    dh = (w_out.T @ dbranches).reshape(h.shape)
+    dg = recurred(upper, reach[:, ::-1], dh, back=True)
+    # dλ = Σ_t dg_t ⊙ h_{t−1}, where the step before a block's first is the last of the block before it.
+    dlambda = jnp.sum(dg[:, 1:] * h[:, :-1], axis=(1, 2, 3)) + jnp.sum(dg[:, 0, 1:] * h[:, -1, :-1], axis=(1, 2))
     # dλ/dν = −exp(ν) exp(−exp(ν)), as one exponential: for large ν the factors would be ∞ · 0.
-    dnu = -jnp.exp(nu - jnp.exp(nu)) * jnp.sum(dg * before, axis=1)
-    return dg @ flat.T, dnu, dbranches @ h.T, dy @ product.T, (q.T @ dg).reshape(features.shape)
+    dnu = -jnp.exp(nu - jnp.exp(nu)) * dlambda
+    dg = dg.reshape(len(h), -1)
+    return (
+        dg @ flat.T,
+        dnu,
+        dbranches @ h.reshape(len(h), -1).T,
+        dy @ product.T,
+        (q.T @ dg).reshape(features.shape),
+    )
 
 
 every_output.defvjp(_forward, _backward)
