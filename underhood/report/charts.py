@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from underhood.cells.gated_rnn import GatedRNN
 from underhood.cells.linear import dense
@@ -90,18 +91,23 @@ def curve_over_seeds(name: str, points: Sequence[tuple[float, Sequence[float]]])
     )
 
 
-def draw_chart(axes: Axes, chart: Chart) -> None:
+def draw_chart(axes: Axes, chart: Chart, *, legend: bool = True) -> None:
     """A chart in the style of the figures."""
     style_curves(axes, chart.x_label, chart.y_label, chart.name)
     if chart.log_x:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     if chart.log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     for index, curve in enumerate(chart.curves):
         colour = SERIES[index % len(SERIES)]
-        style = ("-", "--", ":")[index // len(SERIES) % 3] if chart.joined else ""
+        style = ("-", "--", ":")[index // len(SERIES) % 3] if chart.joined else "none"
         marker = "osv"[index // len(SERIES) % 3]
-        axes.plot(curve.x, curve.y, style, marker=marker, markersize=3, linewidth=1.3, color=colour, label=curve.name)
+        look = {"linestyle": style, "marker": marker, "markersize": 3, "linewidth": 1.3, "color": colour}
+        axes.plot(curve.x, curve.y, label=curve.name, **look)
         if chart.joined:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
     for name, x in chart.marks:
@@ -112,5 +118,5 @@ def draw_chart(axes: Axes, chart: Chart) -> None:
         axes.annotate(
             name, (0.99, y), xycoords=("axes fraction", "data"), fontsize=7, color=INK, ha="right", va="bottom"
         )
-    if len(chart.curves) > 1:
+    if legend and len(chart.curves) > 1:
         axes.legend(fontsize=7, frameon=False)

@@ -52,11 +52,11 @@ def findings_3(records: Records) -> list[Row]:
 def findings_4(records: Records) -> list[Row]:
     """Section 3.3 and 4.3."""
     at = _compared(records)
-    widest = max(r["hidden"] for r in at)
+    widest = {task: max(r["hidden"] for r in at if r["task"] == task) for task in (TEACHER, REGRESSION)}
 
     def loss(task: str, *models: str) -> float:
         """The best of these architectures at the largest width, median over seeds."""
-        return min(_median(at, task, model, layers, widest) for model in models for layers in (1, 2))
+        return min(_median(at, task, model, layers, widest[task]) for model in models for layers in (1, 2))
 
     diagonal, dense = loss(TEACHER, "gated-rnn"), loss(TEACHER, "gated-rnn-dense")
     gated, nonlinear = loss(TEACHER, *GATED_LRUS), loss(TEACHER, "lstm", "gru")

@@ -39,6 +39,7 @@ SIZES = {
         "hidden": [8, 16, 32],
         "steps": {TEACHER: 4_000, REGRESSION: 8_000},
         "seeds": 2,
+        "long": {"hidden": 64, "steps": 15_000, "seeds": 1},
         "learning_rate": 3e-3,
     },
     "paper": {
@@ -48,6 +49,7 @@ SIZES = {
         "hidden": [16, 32, 64, 128],
         "steps": {TEACHER: 781_000, REGRESSION: 300_000},
         "seeds": 4,
+        "long": None,  # all of them are
         "learning_rate": 1e-3,
     },
 }
@@ -67,6 +69,9 @@ def sweep_of(budget: str) -> Sweep:
         others["seeds"] = sizes["seeds"]
         runs.append({**others, "model": list(GATED)})
         runs.append({**others, "model": list(STACKS), "layers": [1, 2]})
+        if task == TEACHER and sizes["long"]:
+            # Who comes how close to a teacher shows late: one width beyond the transition, for longer.
+            runs.append({**common, **rate, "model": list(NAMES), "probe": True, **sizes["long"]})
     return parse({"name": f"figures 3 to 5, {budget}", "runs": runs})
 
 
@@ -89,9 +94,14 @@ def _make(
     settings = {**SIZES[budget], "d": D, "runs": len(records), "seconds": round(sum(r["seconds"] for r in records))}
     figure = new_figure(5.2 * min(len(made), 2), 3.9 * -(-len(made) // 2))
     for axes, chart in zip(np.ravel(figure.subplots(-(-len(made) // 2), min(len(made), 2))), made, strict=False):
-        draw_chart(axes, chart)
+        draw_chart(axes, chart, legend=len(made) % 2 == 0)
     for axes in figure.axes[len(made) :]:
         axes.set_visible(False)
+    if len(made) % 2:  # the empty place holds the names, which would cover the curves
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="center", bbox_to_anchor=(0.75, 0.5 / -(-len(made) // 2)), ncol=2, fontsize=9
+        )
     figure.tight_layout()
     seeds = tuple(sorted({record["seed"] for record in records}))
     return Artifact(name, findings(records), settings, figure, seeds=seeds, charts=made)
