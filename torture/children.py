@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import signal
 import sys
@@ -45,10 +46,6 @@ class Ended:
 def preload() -> None:
     """Import what the commands import late, and start nothing."""
     os.environ.update(ONE_THREAD)
-    import matplotlib.pyplot
-    import optax
-    import scipy.optimize
-
     import underhood.cli
     import underhood.construct.compile
     import underhood.fit.runs
@@ -59,9 +56,9 @@ def preload() -> None:
     import underhood.report.constructions
     import underhood.sweep  # noqa: F401
 
-    for optional in ("torch", "onnx", "onnxruntime", "jax2onnx"):
+    for late in ("matplotlib.pyplot", "optax", "scipy.optimize", "torch", "onnx", "onnxruntime", "jax2onnx"):
         with contextlib.suppress(ImportError):
-            __import__(optional)
+            importlib.import_module(late)
     from jax._src import xla_bridge
 
     if xla_bridge.backends_are_initialized():
@@ -72,7 +69,7 @@ class Child:
     """`call` in a process of its own, with its output in files."""
 
     def __init__(self, call: Callable[[], int]) -> None:
-        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self._out, self._err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 (closed by wait)
         self._began = time.monotonic()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -203,7 +203,9 @@ def run(scale: str, workers: int = 2, seed: int = 0) -> list[Tally]:
         done("sample", "--d", 2, "--out", attention)
         done("compile", attention, "--to", "lstm", "--horizon", 20, "--out", network)
         count = len(scenarios(attention, network))
-        return in_processes([partial(_one, index, attention, network, KILLS[scale], seed) for index in range(count)], workers)
+        return in_processes(
+            [partial(_one, index, attention, network, KILLS[scale], seed) for index in range(count)], workers
+        )
 
 
 def _one(index: int, attention: Path, network: Path, kills: int, seed: int) -> Tally:

@@ -135,8 +135,7 @@ def _with_pipes(arguments: Sequence[Any], folder: Path, harm: Callable[[], Any])
             cats.append(cat)
         harm()
 
-    ended = started(arguments, folder, piped).wait()
-    return ended
+    return started(arguments, folder, piped).wait()
 
 
 def full(inputs: Path, way: Way, size: int) -> str | None:
@@ -149,10 +148,9 @@ def full(inputs: Path, way: Way, size: int) -> str | None:
             folder = Path(temporary)
             namespace.mount(folder, 1 << 20)
             before = earlier(folder)
-            with contextlib.suppress(OSError):
-                with (folder / "filler").open("wb", buffering=0) as filler:
-                    while True:
-                        filler.write(bytes(4096))
+            with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
+                while True:
+                    filler.write(bytes(4096))
             os.truncate(folder / "filler", max(0, (folder / "filler").stat().st_size - size))
             ended = started(arguments, folder).wait()
             problem = judged(ended) or changed(before, folder, ended) or readable_but_earlier(folder)
@@ -223,7 +221,7 @@ def vanishing(inputs: Path, way: Way, after: float) -> str | None:
 
 def shared(inputs: Path, way: Way) -> str | None:
     """Two processes on one output: one of them may be refused; the result is that of one alone."""
-    name, arguments, resumable = way
+    name, arguments, _ = way
     with tempfile.TemporaryDirectory() as temporary:
         folder, alone = Path(temporary, "folder"), Path(temporary, "alone")
         for one in (folder, alone):
@@ -256,8 +254,13 @@ def run(scale: str, workers: int = 2, seed: int = 0) -> list[Tally]:
             "two processes on one output": [(shared, way) for way in short],
         }
         calls = [partial(call, inputs, *rest) for cases in harms.values() for call, *rest in cases]
-        problems = iter(in_processes(calls, workers) if not reason else in_processes(
-            [partial(_skipped) if call.func in (full, read_only) else call for call in calls], workers))
+        problems = iter(
+            in_processes(calls, workers)
+            if not reason
+            else in_processes(
+                [partial(_skipped) if call.func in (full, read_only) else call for call in calls], workers
+            )
+        )
         tallies = []
         for name, cases in harms.items():
             tally = Tally("disk", name, detail=f"{len({way[0] for _, way, *_ in cases})} commands")

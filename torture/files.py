@@ -87,9 +87,7 @@ def store_case(spec: dict[str, Any], text: str, random: Random, folder: Path, ha
     if harm:
         index = random.randrange(len(lines))
         damaged = mutate.damaged_json_text(lines[index], random) + random.choice((b"\n", b"\n", b"", b"\r", b"\n\n"))
-        content = b"".join(
-            damaged if number == index else line.encode() for number, line in enumerate(lines)
-        )
+        content = b"".join(damaged if number == index else line.encode() for number, line in enumerate(lines))
         content = mutate.damaged_bytes(content, random) if random.random() < 0.2 else content
     (folder / "results.jsonl").write_bytes(content)
     (folder / "spec.json").write_text("{}")

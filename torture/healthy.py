@@ -70,7 +70,11 @@ def _torch_files(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, bytes]]:
     except ImportError:
         return
     state = {name: torch.from_numpy(tensor.copy()) for name, tensor in tensors.items()}
-    for name, content, old in (("pt", state, False), ("pt, old", state, True), ("pt, wrapped", {"state_dict": state}, 0)):
+    for name, content, old in (
+        ("pt", state, False),
+        ("pt, old", state, True),
+        ("pt, wrapped", {"state_dict": state}, 0),
+    ):
         buffer = io.BytesIO()
         torch.save(content, buffer, _use_new_zipfile_serialization=not old)
         yield name, buffer.getvalue()
@@ -80,7 +84,15 @@ SPEC: dict[str, Any] = {
     "name": "torture",
     "checkpoint_every": 20,
     "runs": [
-        {"task": "linear-regression", "examples": 3, "d_x": 1, "d_y": 1, "hidden": [3, 4], "steps": 40, "batch_size": 4},
+        {
+            "task": "linear-regression",
+            "examples": 3,
+            "d_x": 1,
+            "d_y": 1,
+            "hidden": [3, 4],
+            "steps": 40,
+            "batch_size": 4,
+        },
         {"task": "teacher-student", "d": 2, "length": 4, "hidden": 4, "seeds": [1, 2], "learning_rate": [1e-3, 1e-2]},
     ],
 }

@@ -217,7 +217,9 @@ def damaged_zip(content: bytes, random: Random, inside: Callable[[str, bytes, Ra
             if index == chosen and how == 1:
                 continue
             if index == chosen and how == 2:
-                name = random.choice(("", "x", "../x.npy", "w_value.npy", f"{name}x", "a/data.pkl", "in_proj_weight.npy"))
+                name = random.choice(
+                    ("", "x", "../x.npy", "w_value.npy", f"{name}x", "a/data.pkl", "in_proj_weight.npy")
+                )
             elif index == chosen and how == 3:
                 data = bytes(random.choice((0, 1, 10**6)))
             elif index == chosen:
@@ -232,10 +234,15 @@ def damaged_npy(name: str, content: bytes, random: Random) -> bytes:
         return damaged_bytes(content, random)
     length = struct.unpack("<H", content[8:10])[0]
     body = content[10 + length :]
-    descr = random.choice(("<f8", "<f4", "<f2", ">f8", "<i8", "<c16", "|O", "|V8", "<U4", "[('a','<f8')]", "<f16", "|b1"))
+    descr = random.choice(
+        ("<f8", "<f4", "<f2", ">f8", "<i8", "<c16", "|O", "|V8", "<U4", "[('a','<f8')]", "<f16", "|b1")
+    )
     shape = random.choice(
-        ("(2, 2)", "(4,)", "()", "(0, 0)", "(2, 0)", f"({2**40},)", f"({2**31}, {2**31})", "(-1,)", "(1.5,)", "'x'")
-        + ("(2, 2, 1)", "(True,)", "[2, 2]", f"({10**8},)", "(1,) * 9", "__import__('os').getpid()", f"(0, {2**62})")
+        (
+            *("(2, 2)", "(4,)", "()", "(0, 0)", "(2, 0)", "(2, 2, 1)", "(True,)", "[2, 2]", "(-1,)", "(1.5,)", "'x'"),
+            *(f"({2**40},)", f"({2**31}, {2**31})", f"({10**8},)", f"(0, {2**62})", "(1,) * 9"),
+            "__import__('os').getpid()",
+        )
     )
     order = random.choice(("False", "True", "None", "1"))
     header = f"{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}".encode()

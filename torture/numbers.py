@@ -63,7 +63,8 @@ def sources() -> dict[str, Any]:
         "decay 0 and 1": uh.LinearAttention(two.w_value, two.w_key, two.w_query, np.array([0.0, 1.0])),
         "decay next to 1": uh.LinearAttention(two.w_value, two.w_key, two.w_query, np.array([1 - 2**-53, 0.5])),
         "heads that cancel": uh.LinearAttention(
-            np.concatenate([one.w_value, -np.asarray(one.w_value)]), *(np.repeat(w, 2, 0) for w in (one.w_key, one.w_query))
+            np.concatenate([one.w_value, -np.asarray(one.w_value)]),
+            *(np.repeat(w, 2, 0) for w in (one.w_key, one.w_query)),
         ),
         "no number": uh.LinearAttention(*np.full((3, 2, 2), np.nan)),
         "infinite": uh.LinearAttention(*np.full((3, 2, 2), np.inf)),

@@ -68,11 +68,18 @@ def streamed(target: str, steps: int, seed: int = 0) -> Tally:
         if begin == 4 * CHUNK:
             resident = _resident()
     absolute, grown = float(worst["network"]), _resident() - resident
-    tally.count(None if absolute <= compiled.error_bound else f"off by {absolute:.3g}, bound {compiled.error_bound:.3g}")
+    tally.count(
+        None if absolute <= compiled.error_bound else f"off by {absolute:.3g}, bound {compiled.error_bound:.3g}"
+    )
     tally.count(None if grown <= MOST_GROWTH else f"memory grew by {grown >> 20} MB")
     curve = ", ".join(f"{value:.1e} at {at}" for at, value in growth["network"].items())
     tally.detail = f"error over largest output: {curve}; memory {max(grown, 0) / 2**20:+.0f} MB"
-    tally.numbers = {"steps": steps, "error": growth, "error_bound": compiled.error_bound, "largest_output": float(largest)}
+    tally.numbers = {
+        "steps": steps,
+        "error": growth,
+        "error_bound": compiled.error_bound,
+        "largest_output": float(largest),
+    }
     tally.numbers |= {"largest_error": absolute, "memory_growth_bytes": grown}
     return tally
 

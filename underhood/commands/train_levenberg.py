@@ -86,7 +86,7 @@ def _done(out: Path, seed: int) -> dict[str, Any] | None:
         return None
     try:
         row = json.loads(read_bytes(path))
-        if not isinstance(row, dict) or row.get("seed") != seed or not _ROW <= row.keys():
+        if not isinstance(row, dict) or row.get("seed") != seed or not row.keys() >= _ROW:
             raise ValueError("not the row of this seed")
     except (ValueError, RecursionError) as error:
         raise UnderhoodError(f"{path} is the result of seed {seed}", error, "Take it away to run it again.") from None

@@ -44,9 +44,14 @@ OPTIONAL = ("decay", "v", "b_hn", "input_gating", "base")  # weights that a mode
 # Fields that hold a part with a structure of its own, and its kinds; all others hold arrays or plain values.
 _GATINGS: dict[str, tuple[str, ...]] = {"input_gating": ("gating",), "output_gating": ("gating",)}
 PARTS: dict[type, dict[str, tuple[str, ...]]] = {
-    Stack: {"embedding": ("linear",), "cells": tuple(kind for kind in MODELS if kind != "stack"), "readout": ("linear",)},
+    Stack: {
+        "embedding": ("linear",),
+        "cells": tuple(kind for kind in MODELS if kind != "stack"),
+        "readout": ("linear",),
+    },
     LRU: _GATINGS,
-    **dict.fromkeys((GatedRNN, DenseGatedRNN), {**_GATINGS, "readout": ("sparse",)}),
+    GatedRNN: {**_GATINGS, "readout": ("sparse",)},
+    DenseGatedRNN: {**_GATINGS, "readout": ("sparse",)},
     Gating: {"w_m": ("sparse",), "w_x": ("sparse",)},
     SparseMatrix: {"blocks": ("block",)},
 }
@@ -189,7 +194,9 @@ def _require_proportionate(path: Any, model: Any, numbers: int) -> None:
     most = max(LEAST_LIMIT, PROPORTION * numbers)
     for leaf in jax.tree.leaves(model, is_leaf=is_sparse):
         if is_sparse(leaf) and max(leaf.shape) > most:
-            rule = f"{path}: a sparse matrix has at most {most} rows and columns, {PROPORTION} for each number in the file"
+            rule = (
+                f"{path}: a sparse matrix has at most {most} rows and columns, {PROPORTION} for each number in the file"
+            )
             raise UnderhoodError(rule, leaf.shape)
 
 

@@ -114,7 +114,7 @@ def _read_npy(content: bytes) -> np.ndarray:
 
 
 def _most_bytes(content: bytes) -> int:
-    """What an archive may unpack to: numbers do not shrink much, and a small file that grows a thousandfold is a trap."""
+    """What an archive may unpack to: numbers do not shrink much; a file that grows a thousandfold is a trap."""
     return max(LEAST_LIMIT, PROPORTION * len(content))
 
 
