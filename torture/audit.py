@@ -64,8 +64,10 @@ def known_weaknesses() -> dict[str, Any]:
                 continue
         weak = [{"name": one["name"], "version": one.get("version"), "ids": _ids(one)} for one in found if _ids(one)]
         skipped = [one["name"] for one in found if "skip_reason" in one]
-        return {"asked": True, "service": service, "packages": len(found), "skipped": skipped, "weaknesses": weak}
-    return {"asked": False, "why": f"the database did not answer: {why}"}
+        if len(skipped) < len(found):
+            return {"asked": True, "service": service, "packages": len(found), "skipped": skipped, "weaknesses": weak}
+        why = "not one of the packages could be looked up"  # which is how the first service says that it is offline
+    return {"asked": False, "why": f"no database of weaknesses answered: {why}"}
 
 
 def _ids(entry: dict[str, Any]) -> list[str]:
@@ -95,7 +97,9 @@ def audit() -> dict[str, Any]:
         "pins_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "installed": len(known),
         "other_versions": {
-            name: here[canonical(name)] for name, version in known.items() if here[canonical(name)] != version
+            name: here[canonical(name)]
+            for name, version in known.items()
+            if here[canonical(name)].partition("+")[0] != version  # 2.13.0+cpu is a build of 2.13.0
         },
         "pip_check": check.stdout.strip().splitlines()[-1] if check.returncode == 0 else check.stdout.strip()[-500:],
         "licences": licences,

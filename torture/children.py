@@ -59,6 +59,8 @@ def preload() -> None:
     for late in ("matplotlib.pyplot", "optax", "scipy.optimize", "torch", "onnx", "onnxruntime", "jax2onnx"):
         with contextlib.suppress(ImportError):
             importlib.import_module(late)
+    if "onnxruntime" in sys.modules:
+        sys.modules["onnxruntime"].disable_telemetry_events()
     from jax._src import xla_bridge
 
     if xla_bridge.backends_are_initialized():
