@@ -35,7 +35,7 @@ def inputs(d, seed):
     return [varied, np.repeat(corner, HORIZON, axis=0)]
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(attention=attentions(), seed=seeds, target=st.sampled_from(["gated-rnn", "gated-rnn-minimal"]))
 def test_decompile_undoes_compile(attention, seed, target):
     """decompile(disguise(compile(a))) is a, as a function."""
@@ -47,7 +47,7 @@ def test_decompile_undoes_compile(attention, seed, target):
         assert np.abs(found.attention(xs) - ys).max() <= 1e-9 * max(np.abs(ys).max(), 1e-300)
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(attention=attentions(), seed=seeds, disguise=seeds)
 def test_a_disguise_changes_no_output(attention, seed, disguise):
     network = figure_1(attention)
@@ -76,7 +76,7 @@ def _diagonal(a, b):
     return np.block([[a, top], [bottom, b]])
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(d=st.integers(1, 3), hidden=st.tuples(st.integers(1, 6), st.integers(1, 6)), seed=seeds)
 def test_the_polynomial_of_a_sum_is_the_sum_of_the_polynomials(d, hidden, seed):
     one, other = (
@@ -90,7 +90,7 @@ def test_the_polynomial_of_a_sum_is_the_sum_of_the_polynomials(d, hidden, seed):
     assert np.abs(both.coefficients - first.coefficients).max() > 1e-9 * np.abs(total).max()  # the check can fail
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(attention=attentions(), seed=seeds, noise=st.sampled_from([0.0, 1e-12, 1e-8]))
 def test_no_input_errs_more_than_the_certificate_says(attention, seed, noise):
     network, random = figure_1(attention), np.random.default_rng(seed)

@@ -17,11 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "underhood").rglob("*.py"))
 
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "pty", "commands", "code"}
-CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "pickle.loads", "pickle.load"}
+CALLS = {"eval", "exec", "builtins.compile", "__import__", "os.system", "os.popen", "pickle.loads", "pickle.load"}
 # What may start a program: the commit of the source tree is asked of git, with fixed arguments and no input of a file.
 MAY_START = {"underhood/report/artifact.py"}
 # What may import by name: `probe package.module:callable`, and the lists of modules of the package's own.
-MAY_IMPORT = {"underhood/identify/callables.py", "underhood/interop/extras.py", "underhood/report/artifact.py"}
+MAY_IMPORT = {
+    f"underhood/{name}.py" for name in ("__init__", "identify/callables", "interop/extras", "report/artifact")
+}
 
 
 def findings(source: str, name: str) -> list[str]:
@@ -33,7 +35,7 @@ def findings(source: str, name: str) -> list[str]:
         found += [f"imports {one}" for one in imported if one.partition(".")[0] in MODULES]
         if any(one.partition(".")[0] in ("subprocess", "pexpect") for one in imported) and name not in MAY_START:
             found.append("starts programs")
-        if "importlib" in imported and name not in MAY_IMPORT:
+        if "importlib" in imported and isinstance(node, ast.Import) and name not in MAY_IMPORT:
             found.append("imports by name")
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
@@ -154,8 +156,8 @@ def test_probe_says_that_it_runs_code(tmp_path, monkeypatch, capsys):
     assert "Runs the callable: probe only code that you trust" in " ".join(capsys.readouterr().out.split())
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "mine_to_probe.py").write_text("def f(xs):\n    return 0 * xs\n")
-    assert main(["probe", "mine_to_probe:f", "--d", "2", "--json"]) == 0
+    (tmp_path / "mine_to_probe.py").write_text("def f(xs):\n    return 2 * xs\n")
+    assert main(["probe", "mine_to_probe:f", "--d", "2", "--json"]) == 1
     assert "running the code of mine_to_probe:f" in capsys.readouterr().err
 
 

@@ -82,17 +82,19 @@ class Child:
     def _become(self, call: Callable[[], int]) -> None:
         code = ESCAPED
         try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.dup2(self._out.fileno(), 1)
             os.dup2(self._err.fileno(), 2)
             sys.stdout = os.fdopen(1, "w", closefd=False)
             sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on Ctrl-C is the command's business
             code = call()
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else ESCAPED
         except BaseException:
             traceback.print_exc()
         finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             with contextlib.suppress(BaseException):
                 sys.stdout.flush()
                 sys.stderr.flush()

@@ -90,9 +90,8 @@ def _anew(scenario: Scenario, folder: Path) -> Path:
 
 
 def _after(scenario: Scenario, ended: Ended, folder: Path, number: signal.Signals) -> str | None:
-    if number == signal.SIGINT and ended.code not in (2, INTERRUPTED, *scenario.codes):
-        return f"Ctrl-C: {ended}"
-    if number != signal.SIGINT and ended.code not in (-number, *scenario.codes):
+    refused = (2, INTERRUPTED) if number == signal.SIGINT else ()
+    if ended.code not in (-number, *refused, *scenario.codes):
         return f"{number.name}: {ended}"
     if "Traceback" in ended.err:
         return f"{number.name}: traceback: {ended.err[-300:]}"
@@ -142,9 +141,12 @@ def readable(folder: Path) -> str | None:
 
 def without_clocks(folder: Path) -> dict[str, bytes]:
     """The files of a folder, results of sweeps and of second-order runs without their seconds."""
-    found = {}
-    for name, content in snapshot(folder, without=CLOCKS).items():
+    found, files = {}, snapshot(folder, without=CLOCKS)
+    newest = max((name for name in files if Path(name).parent.name == "checkpoints"), default="")
+    for name, content in files.items():
         path = Path(name)
+        if path.parent.name == "checkpoints" and name != newest:
+            continue  # Ctrl-C leaves one of its own, of a step that an undisturbed run does not stop at
         if path.name == "results.jsonl":
             lines = sorted(_plain(json.loads(line)) for line in content.splitlines())
             content = "\n".join(lines).encode()

@@ -8,6 +8,7 @@ same bits as a run that met none.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import resource
@@ -123,19 +124,21 @@ def limited(inputs: Path, way: Way, limit: int) -> str | None:
 
 def _with_pipes(arguments: Sequence[Any], folder: Path, harm: Callable[[], Any]) -> Ended:
     """stdout and stderr are files here, and the limit would hold for them, too: they go through pipes."""
-    import subprocess
-
-    cats = []
+    pipes = [os.pipe() for _ in range(2)]
 
     def piped() -> None:
-        for number in (1, 2):
-            cat = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=os.dup(number))
-            assert cat.stdin is not None
-            os.dup2(cat.stdin.fileno(), number)
-            cats.append(cat)
+        for number, (_, writing) in zip((1, 2), pipes, strict=True):
+            os.dup2(writing, number)
         harm()
 
-    return started(arguments, folder, piped).wait()
+    child = started(arguments, folder, piped)
+    for _, writing in pipes:
+        os.close(writing)
+    ended, texts = child.wait(), []
+    for reading, _ in pipes:  # what a pipe holds is more than a command prints here
+        with os.fdopen(reading, "rb") as file:
+            texts.append(file.read().decode(errors="replace"))
+    return dataclasses.replace(ended, out=texts[0], err=texts[1])
 
 
 def full(inputs: Path, way: Way, size: int) -> str | None:

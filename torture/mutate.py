@@ -217,9 +217,7 @@ def damaged_zip(content: bytes, random: Random, inside: Callable[[str, bytes, Ra
             if index == chosen and how == 1:
                 continue
             if index == chosen and how == 2:
-                name = random.choice(
-                    ("", "x", "../x.npy", "w_value.npy", f"{name}x", "a/data.pkl", "in_proj_weight.npy")
-                )
+                name = random.choice(("x", "../x.npy", "w_value.npy", f"{name}x", "a/data.pkl", "in_proj_weight.npy"))
             elif index == chosen and how == 3:
                 data = bytes(random.choice((0, 1, 10**6)))
             elif index == chosen:
