@@ -30,7 +30,8 @@ def sources() -> dict[str, Any]:
 
     def attention(scale: float = 1.0, d: int = 2, seed: int = 0, **more: Any) -> Any:
         made = uh.random_attention(d, seed=seed, **more)
-        return uh.LinearAttention(scale * made.w_value, scale * made.w_key, scale * made.w_query)
+        weights = made.w_value, made.w_key, made.w_query
+        return uh.LinearAttention(*(scale * np.asarray(weight) for weight in weights))
 
     one = attention(d=3)
     left, _, right = np.linalg.svd(np.asarray(one.w_value[0]))
@@ -52,7 +53,7 @@ def sources() -> dict[str, Any]:
         "denormal, 1e-310": attention(1e-310),
         "one entry of 1e200": uh.LinearAttention(huge, two.w_key[:1], two.w_query[:1]),
         "scales apart, 1e150 and 1e-150": uh.LinearAttention(
-            1e150 * one.w_value, 1e-150 * np.asarray(one.w_key), one.w_query
+            1e150 * np.asarray(one.w_value), 1e-150 * np.asarray(one.w_key), one.w_query
         ),
         "W_V of condition 1e12": uh.LinearAttention(ill, one.w_key, one.w_query),
         "W_K of condition 1e12": uh.LinearAttention(one.w_value, ill, one.w_query),

@@ -137,7 +137,8 @@ class _Population:
 
     def _require_own(self, found: Checkpoint, positions: list[list[np.ndarray]]) -> None:
         """A checkpoint with the arrays of this run, each of its shape and dtype."""
-        own = [[(np.shape(leaf), np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(one)] for one in self.positions]
+        # A single number is stored as an array of one.
+        own = [[(np.shape(leaf) or (1,), np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(p)] for p in self.positions]
         there = [[(leaf.shape, leaf.dtype) for leaf in leaves] for leaves in positions]
         window = found.tensors.get("window")
         fits = window is not None and window.ndim == 2 and len(window) == len(self.members)

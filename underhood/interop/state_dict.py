@@ -9,6 +9,7 @@ import math
 import os
 import struct
 import tokenize
+import warnings
 import zipfile
 import zlib
 from typing import Any
@@ -121,8 +122,10 @@ def _most_bytes(content: bytes) -> int:
 def _read_torch(path: Any, content: bytes) -> dict[str, Any]:
     torch = require("torch", "torch", "reading a .pt file")
     try:
-        # Given here, the argument wins over the environment variable that would switch it off.
-        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch remarks on odd pickles before it refuses them
+            # Given here, the argument wins over the environment variable that would switch it off.
+            loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
         # torch names the forbidden global at the end of pages of advice, which includes how to run the file.
         what = one_line(error).partition("WeightsUnpickler error: ")[2].partition("Please")[0] or type(error).__name__
