@@ -190,11 +190,12 @@ def scenarios(attention: Path, network: Path) -> list[Scenario]:
     second = [*healthy.LEVENBERG, "--steps", "60", "--d", "2", "--resume", "--out", "OUT"]
     return [
         Scenario("train, AdamW", _command(*train), **same),
+        Scenario("compile over an earlier file", _command(*compiled), prepare=old, **same),
+        Scenario("export to torch over an earlier file", _command(*exported), prepare=old, **same),
+        # The small scale stops here.
         Scenario("train, Levenberg–Marquardt", _command(*second), **same),
         Scenario("sweep, two workers", _command("sweep", sweep, "--workers", 2, "--resume", "--out", "OUT"), **same),
         Scenario("reproduce figure1 table4", _command(*figures), codes=(0, 1), **same),
-        Scenario("compile over an earlier file", _command(*compiled), prepare=old, **same),
-        Scenario("export to torch over an earlier file", _command(*exported), prepare=old, **same),
         Scenario("export to ONNX", _command(*graph), **same),
     ]
 
@@ -204,7 +205,7 @@ def run(scale: str, workers: int = 2, seed: int = 0) -> list[Tally]:
         attention, network = Path(temporary, "attention.safetensors"), Path(temporary, "network.safetensors")
         done("sample", "--d", 2, "--out", attention)
         done("compile", attention, "--to", "lstm", "--horizon", 20, "--out", network)
-        count = len(scenarios(attention, network))
+        count = len(scenarios(attention, network)) if scale == "long" else 3
         return in_processes(
             [partial(_one, index, attention, network, KILLS[scale], seed) for index in range(count)], workers
         )
