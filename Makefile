@@ -4,13 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help reproduce test lint types docs numbers bench clean
+.PHONY: help reproduce test lint types docs numbers bench torture clean
 help:
 	@echo "make reproduce   the paper's tables and figures, quick budget (results/quick)"
 	@echo "make test        lint, types and tests"
 	@echo "make docs        the documentation (docs/_build/html)"
 	@echo "make numbers     numbers in README and docs, filled in from results/"
 	@echo "make bench       measured ratios, written to results/bench"
+	@echo "make torture     tries to break it, up to 20 minutes, written to results/torture.json"
 	@echo "make clean       remove the virtual environment and caches"
 
 $(BIN)/python:
@@ -51,6 +52,10 @@ numbers: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
+
+# One thread each, as in the tests; two processes at a time.
+torture: $(VENV)/.installed-dev
+	NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m torture --scale long
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis docs/_build docs/reference

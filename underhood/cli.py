@@ -46,8 +46,9 @@ COMMANDS: tuple[type, ...] = (
 def main(arguments: list[str] | None = None) -> int:
     """Parse, run, and turn bad input into one line and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    command = _parse(arguments)
+    command = None
     try:
+        command = _parse(arguments)
         return command.run()
     except UnderhoodError as error:
         if getattr(command, "json", False):
@@ -59,6 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
         # The reader of a pipe is gone (`underhood … | head`): not worth a traceback, nor a second one at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BAD_INPUT
+    except OSError as error:
+        # A disk that fills up or a folder that goes away, met where no reader or writer of ours stands between.
+        where = f"{error.filename}: " if error.filename else ""
+        return _refuse(f"{where}{error.strerror or error}")
+    except MemoryError as error:
+        return _refuse(f"there is memory for these sizes; got {error or 'too little'}.")
 
 
 def name_of(command: type) -> str:

@@ -14,6 +14,8 @@ from jaxtyping import Array, Float
 from underhood.arrays import as_weight, require_shape
 from underhood.errors import UnderhoodError
 
+MOST_DENSE = 2**29  # bytes: a file of a few lines can ask for any size
+
 Matrix = Any  # Float[Array, "rows columns"] or SparseMatrix
 
 
@@ -104,6 +106,11 @@ class SparseMatrix(eqx.Module):
         return jnp.concatenate([block.apply(x) for block in self.blocks], axis=-1)
 
     def dense(self) -> np.ndarray:
+        if 8 * math.prod(self.shape) > MOST_DENSE:
+            got = f"{self.shape[0]} × {self.shape[1]} entries"
+            raise UnderhoodError(
+                f"a sparse matrix is written out up to {MOST_DENSE >> 20} MB", got, "Use a smaller form of the network."
+            )
         matrix, row = np.zeros(self.shape), 0
         for block in self.blocks:
             matrix[row : row + block.rows, block.start : block.stop] = block.dense()

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from underhood.commands.train import Train
 
 
+_ROW = {"held_out_loss", "steps", "seconds", "hidden", "pre_readout", "seed"}
+
+
 def train_levenberg(flags: Train, task: Any) -> list[dict[str, Any]]:
     """The rows of the result. A seed that is done stays done; --resume goes on with the first that is not.
 
@@ -75,7 +78,19 @@ def _show(seed: int, iteration: int, loss: float, restart: int) -> bool:
 
 
 def _done(out: Path, seed: int) -> dict[str, Any] | None:
-    return json.loads(_result(out, seed).read_text()) if _result(out, seed).exists() else None
+    """The row of a seed that has ended, checked: a person may have been at the file."""
+    from underhood.interop.atomic import read_bytes
+
+    path = _result(out, seed)
+    if not path.exists():
+        return None
+    try:
+        row = json.loads(read_bytes(path))
+        if not isinstance(row, dict) or row.get("seed") != seed or not row.keys() >= _ROW:
+            raise ValueError("not the row of this seed")
+    except (ValueError, RecursionError) as error:
+        raise UnderhoodError(f"{path} is the result of seed {seed}", error, "Take it away to run it again.") from None
+    return row
 
 
 def _model(out: Path, seed: int) -> Path:

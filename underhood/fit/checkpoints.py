@@ -58,6 +58,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     header, tensors = read_tensors(path)
     if header.get("format") != "underhood-checkpoint/1" or header.get("step") != str(int(match[1])):
         raise UnderhoodError(f"{path} is a checkpoint of the step in its name", json.dumps(header))
+    if not re.fullmatch("[0-9]{1,18}", header.get("log_bytes", "")):
+        raise UnderhoodError(f"{path} says how long the log was", repr(header.get("log_bytes"))[:60])
     return Checkpoint(int(match[1]), tensors, int(header["log_bytes"]), path)
 
 

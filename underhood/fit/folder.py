@@ -20,7 +20,7 @@ from typing import Any
 from underhood.errors import UnderhoodError
 from underhood.fit.checkpoints import Checkpoint, newest_good, write_checkpoint
 from underhood.fit.metrics import MemoryLog, MetricsLog
-from underhood.interop.atomic import write_atomically
+from underhood.interop.atomic import read_bytes, write_atomically
 
 
 class RunFolder:
@@ -40,7 +40,7 @@ class RunFolder:
     def recorded(self) -> dict[str, Any]:
         """The settings of the run that stands here; none where there is none yet."""
         described = self.path / "run.json"
-        return json.loads(described.read_text()) if described.exists() else {}
+        return _settings_in(described) if described.exists() else {}
 
     def open(self, settings: dict[str, Any], *, resume: bool) -> Checkpoint | None:
         """Start, or find where to go on; refuse a folder that holds another run."""
@@ -97,6 +97,16 @@ class RunFolder:
         finally:
             self.log.close()
             os.close(descriptor)
+
+
+def _settings_in(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise UnderhoodError(f"{path} is JSON", error, "Start again in another folder.") from None
+    if not isinstance(settings, dict):
+        raise UnderhoodError(f"{path} holds the settings of a run", type(settings).__name__)
+    return settings
 
 
 def _require_same(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from underhood.errors import UnderhoodError
+from underhood.interop.atomic import read_bytes
 
 
 class MetricsLog:
@@ -37,7 +38,11 @@ class MetricsLog:
         self.bytes = log_bytes
         self._ahead = whole[log_bytes:].splitlines(keepends=True)
         self._ahead.reverse()
-        self.lines = [json.loads(line) for line in whole[:log_bytes].splitlines()]
+        try:
+            self.lines = _parsed(path, whole[:log_bytes])
+        except UnderhoodError:
+            os.close(self._descriptor)
+            raise
         if len(whole) < len(content):
             os.ftruncate(self._descriptor, len(whole))
 
@@ -92,9 +97,24 @@ class MemoryLog:
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The whole lines of a log, and how many bytes of a torn last one were left out."""
-    content = path.read_bytes()
+    content = read_bytes(path)
     end = content.rfind(b"\n") + 1
-    return [json.loads(line) for line in content[:end].splitlines()], len(content) - end
+    return _parsed(path, content[:end]), len(content) - end
+
+
+def _parsed(path: Path, content: bytes) -> list[dict[str, Any]]:
+    lines = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            lines.append({**entry, "member": int(entry["member"])})
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise UnderhoodError(
+                f"{path} holds one JSON object a line",
+                f"line {number}: {line[:60]!r}",
+                "The log was changed after the checkpoint: start again in another folder.",
+            ) from None
+    return lines
 
 
 def _cannot_write(path: Path, error: OSError) -> UnderhoodError:

@@ -127,12 +127,24 @@ class _Population:
     def begin(self, found: Checkpoint | None) -> None:
         self.positions = [adamw.start(adamw.ravel(model).vector) for model in self.models]
         if found is not None:
-            self.step, self.window = found.step, found.tensors["window"]
             template = jax.tree.structure(self.positions[0])
+            positions = [_leaves(found, index) for index in range(len(self.members))]
+            self._require_own(found, positions)
+            self.step, self.window = found.step, found.tensors["window"]
             self.positions = [
-                jax.tree.unflatten(template, [jnp.asarray(leaf) for leaf in _leaves(found, index)])
-                for index in range(len(self.members))
+                jax.tree.unflatten(template, [jnp.asarray(leaf) for leaf in leaves]) for leaves in positions
             ]
+
+    def _require_own(self, found: Checkpoint, positions: list[list[np.ndarray]]) -> None:
+        """A checkpoint with the arrays of this run, each of its shape and dtype."""
+        # A single number is stored as an array of one.
+        own = [[(np.shape(leaf) or (1,), np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(p)] for p in self.positions]
+        there = [[(leaf.shape, leaf.dtype) for leaf in leaves] for leaves in positions]
+        window = found.tensors.get("window")
+        fits = window is not None and window.ndim == 2 and len(window) == len(self.members)
+        if there != own or not fits or found.step > self.config.steps:
+            remedy = "It was changed after it was written: take it away, and go on with --resume."
+            raise UnderhoodError(f"{found.path} holds the arrays of this run", "others", remedy)
 
     def run(self, watch: Watcher | None) -> list[Run]:
         began, config = time.perf_counter(), self.config
@@ -234,10 +246,8 @@ def model_name(members: Sequence[Member], index: int) -> str:
 
 def _leaves(found: Checkpoint, index: int) -> list[np.ndarray]:
     prefix = f"{index}."
-    names = sorted(
-        (name for name in found.tensors if name.startswith(prefix)), key=lambda name: int(name[len(prefix) :])
-    )
-    return [found.tensors[name] for name in names]
+    numbers = (name[len(prefix) :] for name in found.tensors if name.startswith(prefix))
+    return [found.tensors[f"{prefix}{number}"] for number in sorted(numbers, key=lambda number: (len(number), number))]
 
 
 def _fingerprint(model: Any) -> dict[str, Any]:

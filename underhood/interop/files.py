@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import jax
 import ml_dtypes
 import numpy as np
 import safetensors
@@ -39,6 +40,23 @@ _DTYPES = {
 }
 
 OPTIONAL = ("decay", "v", "b_hn", "input_gating", "base")  # weights that a model may do without
+
+# Fields that hold a part with a structure of its own, and its kinds; all others hold arrays or plain values.
+_GATINGS: dict[str, tuple[str, ...]] = {"input_gating": ("gating",), "output_gating": ("gating",)}
+PARTS: dict[type, dict[str, tuple[str, ...]]] = {
+    Stack: {
+        "embedding": ("linear",),
+        "cells": tuple(kind for kind in MODELS if kind != "stack"),
+        "readout": ("linear",),
+    },
+    LRU: _GATINGS,
+    GatedRNN: {**_GATINGS, "readout": ("sparse",)},
+    DenseGatedRNN: {**_GATINGS, "readout": ("sparse",)},
+    Gating: {"w_m": ("sparse",), "w_x": ("sparse",)},
+    SparseMatrix: {"blocks": ("block",)},
+}
+
+LEAST_LIMIT, PROPORTION = 1024, 8  # the compiler's own sparse networks have fewer neurons than their files numbers
 
 # A structure is {"kind": …, static field: value, part: structure, …}; arrays go without saying.
 Structure = dict[str, Any]
@@ -101,6 +119,7 @@ def load_with_header(path: str | os.PathLike[str]) -> tuple[Any, dict[str, str]]
     for name, tensor in tensors.items():
         require_finite(f"{path}: {name}", tensor)
     model = from_tensors({**structure, "kind": kind}, tensors, str(path))
+    _require_proportionate(path, model, sum(tensor.size for tensor in tensors.values()))
     return model, header
 
 
@@ -117,7 +136,7 @@ def from_tensors(structure: Structure, tensors: dict[str, np.ndarray], source: s
         model = _build(structure, "", left)
     except UnderhoodError as error:
         raise UnderhoodError(f"{source}: {error.rule}", error.got, error.remedy) from None
-    except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError, RecursionError, OverflowError) as error:
         raise UnderhoodError(f"{source}: the header describes a model of kind {kind}", error) from None
     if left:
         raise UnderhoodError(f"{source}: a {kind} has no tensor of that name", ", ".join(sorted(left)))
@@ -139,25 +158,46 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str
     except safetensors.SafetensorError as error:
         raise UnderhoodError(f"{path} is a whole safetensors file", error) from None
     (length,) = struct.unpack("<Q", content[:8])
-    metadata = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
+    try:
+        metadata = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
+    except (ValueError, RecursionError) as error:
+        raise UnderhoodError(f"{path} is a whole safetensors file", error) from None
     tensors = {}
     for name, entry in entries:
         if entry["dtype"] not in _DTYPES:
             known = ", ".join(_DTYPES)
             raise UnderhoodError(f"{path}: {name} has one of the dtypes {known}", entry["dtype"])
         flat = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]])
-        tensors[name] = flat.reshape(entry["shape"])
+        try:
+            tensors[name] = flat.reshape(entry["shape"])
+        except ValueError as error:  # 65 axes, or sides beside a 0 that no memory could have
+            raise UnderhoodError(f"{path}: {name} has the shape of an array", error) from None
     return metadata, tensors
 
 
 def _parse_json(path: Any, header: dict[str, str], key: str) -> dict[str, Any]:
     try:
         value = json.loads(header.get(key, "{}"))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError, too
         raise UnderhoodError(f"{path}: header entry {key} is JSON", error) from None
     if not isinstance(value, dict):
         raise UnderhoodError(f"{path}: header entry {key} is a JSON object", type(value).__name__)
     return value
+
+
+def _require_proportionate(path: Any, model: Any, numbers: int) -> None:
+    """A sparse matrix is a line of the header: one of 10¹² rows must be refused before anything is that long."""
+
+    def is_sparse(leaf: Any) -> bool:
+        return isinstance(leaf, SparseMatrix)
+
+    most = max(LEAST_LIMIT, PROPORTION * numbers)
+    for leaf in jax.tree.leaves(model, is_leaf=is_sparse):
+        if is_sparse(leaf) and max(leaf.shape) > most:
+            rule = (
+                f"{path}: a sparse matrix has at most {most} rows and columns, {PROPORTION} for each number in the file"
+            )
+            raise UnderhoodError(rule, leaf.shape)
 
 
 def _describe(module: Any, prefix: str, tensors: dict[str, np.ndarray]) -> Structure:
@@ -180,11 +220,16 @@ def _describe(module: Any, prefix: str, tensors: dict[str, np.ndarray]) -> Struc
     return structure
 
 
-def _build(structure: Any, prefix: str, tensors: dict[str, np.ndarray]) -> Any:
+def _is_there(part: Any, said: bool, name: str, tensors: dict[str, np.ndarray]) -> bool:
+    """A part that the structure names, or that tensors speak of where it goes without saying."""
+    return part is not None and (said or any(other.startswith(f"{name}.") for other in tensors))
+
+
+def _build(structure: Any, prefix: str, tensors: dict[str, np.ndarray], known: tuple[str, ...] = MODELS) -> Any:
     """The inverse of `_describe`; takes what it uses out of `tensors`."""
     kind = structure.get("kind") if isinstance(structure, dict) else structure
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise UnderhoodError(f"unknown kind of {prefix or 'model'}", repr(kind), f"Known: {', '.join(KINDS)}.")
+    if not isinstance(kind, str) or kind not in known:
+        raise UnderhoodError(f"unknown kind of {prefix or 'model'}", repr(kind), f"Known: {', '.join(known)}.")
     structure = structure if isinstance(structure, dict) else {}
     module, arguments = KINDS[kind], {}
     if module is GatedRNN and f"{prefix}lambda_" in tensors:  # for files written by hand
@@ -193,18 +238,19 @@ def _build(structure: Any, prefix: str, tensors: dict[str, np.ndarray]) -> Any:
         name = prefix + field.name
         # Parts that are always of one kind may be left out of a structure written by hand.
         part = structure.get(field.name, getattr(module, "parts", {}).get(field.name))
+        kinds = PARTS.get(module, {}).get(field.name, ())
         if name in tensors:
             arguments[field.name] = tensors.pop(name)
-        elif isinstance(part, list):
+        elif isinstance(part, list) and kinds:
             entries = enumerate(part)
-            arguments[field.name] = tuple(_build(entry, f"{name}.{index}.", tensors) for index, entry in entries)
+            arguments[field.name] = tuple(_build(entry, f"{name}.{index}.", tensors, kinds) for index, entry in entries)
         elif field.metadata.get("static"):
             if field.name in structure:
                 arguments[field.name] = structure[field.name]
         elif field.name in structure and structure[field.name] is None and field.name in OPTIONAL:
             arguments[field.name] = None
-        elif part is not None and any(other.startswith(f"{name}.") for other in tensors):
-            arguments[field.name] = _build(part, f"{name}.", tensors)
+        elif kinds and not isinstance(part, list) and _is_there(part, field.name in structure, name, tensors):
+            arguments[field.name] = _build(part, f"{name}.", tensors, kinds)
         elif field.default is dataclasses.MISSING:
             raise UnderhoodError(f"a {kind} has the tensor {name}", "none", "See docs/format.md.")
     return module(**arguments)

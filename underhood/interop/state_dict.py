@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
+import math
 import os
+import struct
+import tokenize
+import warnings
 import zipfile
+import zlib
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +27,12 @@ Tensors = dict[str, np.ndarray]
 
 # torch writes zip archives, and wrote bare pickles before; a pickle of protocol 2 or later opens with 0x80.
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
+# What broken archives and arrays make zipfile, zlib, lzma and numpy raise.
+BROKEN = (
+    *(ValueError, TypeError, OSError, EOFError, KeyError, RuntimeError, NotImplementedError, OverflowError),
+    *(SyntaxError, tokenize.TokenError, struct.error, zlib.error, lzma.LZMAError, RecursionError, MemoryError),
+)
+LEAST_LIMIT, PROPORTION = 2**28, 20  # bytes that any archive may unpack to, and how much larger it may grow beyond
 WRAPPERS = ("state_dict", "model_state_dict")  # what checkpoints call the weights
 
 
@@ -68,24 +80,52 @@ def _is_npz(path: Any, content: bytes) -> bool:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             names = archive.namelist()
-    except zipfile.BadZipFile as error:
+            unpacked = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, *BROKEN) as error:
         raise UnderhoodError(f"{path} is a whole file", error) from None
+    most = _most_bytes(content)
+    if unpacked > most:
+        raise UnderhoodError(f"{path} unpacks to at most {most >> 20} MB", f"{unpacked >> 20} MB")
     return bool(names) and all(name.endswith(".npy") for name in names)
 
 
 def _read_npz(path: Any, content: bytes) -> dict[str, Any]:
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return {name.removesuffix(".npy"): _read_npy(archive.read(name)) for name in archive.namelist()}
+    except (zipfile.BadZipFile, *BROKEN) as error:
         raise UnderhoodError(f"{path} holds arrays of numbers", error) from None
+
+
+def _read_npy(content: bytes) -> np.ndarray:
+    """One array; its header names a size, which must be that of the bytes that follow before it is believed."""
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"an array of the version {version}")
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("Python objects, not numbers")
+    wanted = math.prod(shape) * dtype.itemsize
+    if any(type(side) is not int or side < 0 for side in shape) or wanted != len(content) - file.tell():
+        raise ValueError(f"shape {shape} of {dtype}, and {len(content) - file.tell()} bytes")
+    flat = np.frombuffer(content, dtype, offset=file.tell()) if wanted else np.zeros(0, dtype)
+    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+
+
+def _most_bytes(content: bytes) -> int:
+    """What an archive may unpack to: numbers do not shrink much; a file that grows a thousandfold is a trap."""
+    return max(LEAST_LIMIT, PROPORTION * len(content))
 
 
 def _read_torch(path: Any, content: bytes) -> dict[str, Any]:
     torch = require("torch", "torch", "reading a .pt file")
     try:
-        # Given here, the argument wins over the environment variable that would switch it off.
-        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch remarks on odd pickles before it refuses them
+            # Given here, the argument wins over the environment variable that would switch it off.
+            loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
         # torch names the forbidden global at the end of pages of advice, which includes how to run the file.
         what = one_line(error).partition("WeightsUnpickler error: ")[2].partition("Please")[0] or type(error).__name__
@@ -99,6 +139,9 @@ def _read_torch(path: Any, content: bytes) -> dict[str, Any]:
     wrong = [str(name) for name, value in loaded.items() if not (isinstance(name, str) and torch.is_tensor(value))]
     if wrong:
         raise UnderhoodError(f"{path} holds a state dict of named tensors", f"other things: {', '.join(wrong[:8])}")
+    most, sizes = _most_bytes(content), {name: tensor.numel() * tensor.itemsize for name, tensor in loaded.items()}
+    if sum(sizes.values()) > most:  # a tensor may be a view that repeats one number without end
+        raise UnderhoodError(f"{path} holds at most {most >> 20} MB of tensors", f"{sum(sizes.values()) >> 20} MB")
     return {name: torch_array(f"{path}: {name}", tensor) for name, tensor in loaded.items()}
 
 
@@ -114,7 +157,7 @@ def torch_array(name: str, tensor: Any) -> np.ndarray:
 def _description(path: Any, header: dict[str, str]) -> dict[str, Any]:
     try:
         value = json.loads(header.get("underhood", "{}"))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UnderhoodError(f"{path}: header entry underhood is JSON", error) from None
     if not isinstance(value, dict):
         raise UnderhoodError(f"{path}: header entry underhood is a JSON object", type(value).__name__)

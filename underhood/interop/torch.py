@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
 from underhood.arrays import require_finite
 from underhood.errors import UnderhoodError
@@ -17,6 +16,7 @@ from underhood.interop import torch_modules_source
 from underhood.interop.atomic import write_atomically
 from underhood.interop.checked import Checked, check
 from underhood.interop.extras import require
+from underhood.interop.files import tensor_bytes
 from underhood.interop.state_dict import as_float, torch_array
 from underhood.interop.torch_names import to_state_dict
 
@@ -37,7 +37,7 @@ def export(model: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     # safetensors writes the buffer as it lies in memory, whatever its strides say.
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     header = {"format": "pt", "underhood": json.dumps(description)}
-    write_atomically(path, safetensors.numpy.save(contiguous, metadata=header))
+    write_atomically(path, tensor_bytes(contiguous, header))
     return {
         "kind": model.kind,
         "to": "torch",

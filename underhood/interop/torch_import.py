@@ -38,6 +38,9 @@ def import_model(
         return from_state_dict(tensors, kind, description, heads=heads, embedding=embedding, readout=readout)
     except UnderhoodError as error:
         raise UnderhoodError(f"{path}: {error.rule}", error.got, error.remedy) from None
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        # Arrays without axes, or with an axis of size 0, where a matrix belongs.
+        raise UnderhoodError(f"{path}: the tensors make a model of the kind {kind}", error) from None
 
 
 def from_state_dict(
@@ -71,7 +74,8 @@ def _structure(tensors: Tensors, kind: str, ours: dict[str, Any]) -> dict[str, A
     if "nu_log" in tensors or "u" in tensors:
         return cell
     count = len({match[1] for name in tensors if (match := re.match(r"cells\.(\d+)\.", name))})
-    known = [one for one in ours.get("cells") or [] if isinstance(one, dict)]
+    cells = ours.get("cells")
+    known = [one for one in cells if isinstance(one, dict)] if isinstance(cells, list) else []
     if known and [one.get("form") for one in known] != [cell.get("form")] * count:
         forms = ", ".join(str(one.get("form")) for one in known)
         raise UnderhoodError(f"the kind {kind} is the LRU of the form {cell.get('form')!r}", f"forms {forms}")

@@ -110,7 +110,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int, int]:
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
         try:
             record = json.loads(line)
-            if not line.endswith(b"\n") or not isinstance(record, dict) or not isinstance(record.get("id"), str):
+            if not line.endswith(b"\n") or not _is_result(record):
                 raise ValueError("not a result")
         except (ValueError, RecursionError):
             if at + len(line) == len(content) and not line.endswith(b"\n"):
@@ -119,6 +119,11 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int, int]:
         records.append(record)
         at += len(line)
     return records, at, 0
+
+
+def _is_result(record: Any) -> bool:
+    """With what every reader counts on: a name, and how the run ended."""
+    return isinstance(record, dict) and isinstance(record.get("id"), str) and record.get("status") in ("done", "failed")
 
 
 def results(path: str | Path) -> list[dict[str, Any]]:
@@ -136,11 +141,14 @@ def query(path: str | Path, question: str) -> list[dict[str, Any]]:
         raise UnderhoodError("a sweep's folder has a results.jsonl", str(path), "Run `underhood sweep` first.")
     whole = [record["id"] for record in read_lines(file)[0]]  # names a broken line better than duckdb does
     with duckdb.connect(config={"enable_external_access": "true"}) as connection:
-        source = connection.read_json(str(file), format="newline_delimited", ignore_errors=True, sample_size=-1)
-        # From here on nothing but the table can be read, whatever the question says.
-        connection.execute("create table runs as select * from source where list_contains(?, id)", [whole])
-        connection.execute("set enable_external_access = false")
-        del source
+        try:
+            source = connection.read_json(str(file), format="newline_delimited", ignore_errors=True, sample_size=-1)
+            # From here on nothing but the table can be read, whatever the question says.
+            connection.execute("create table runs as select * from source where list_contains(?, id)", [whole])
+            connection.execute("set enable_external_access = false")
+            del source
+        except duckdb.Error as error:
+            raise UnderhoodError(f"{file} is a table of results", str(error).splitlines()[0]) from None
         try:
             answer = connection.execute(question)
             names = [column[0] for column in answer.description or ()]
