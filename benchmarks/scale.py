@@ -3,11 +3,13 @@
 python -m benchmarks.scale
 
 Steps are timed on one core. The paper's cost is the sum over its runs (`sweep_of("paper")`, and the two long runs of
-Sections 3.1 and 4.2) of steps times the measured time of a step of that shape.
+Sections 3.1 and 4.2) of steps times the time of a step, which is measured for each architecture and task at two widths
+with one layer; between and beyond them it is taken as a power of the width, and two layers as twice one.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -18,6 +20,7 @@ from benchmarks.training import STEPS, engine
 
 ROUNDS = 3
 CORES = (2, 100)
+MEASURED = (16, 64)  # hidden neurons
 
 
 def step_seconds(model: str, task: Any, hidden: int, layers: int = 1) -> float:
@@ -51,40 +54,49 @@ def growth() -> list[dict[str, Any]]:
     return found
 
 
-def paper_cost() -> dict[str, Any]:
-    """Core hours of every run of the paper, from one measured step of each shape."""
-    from underhood.fit.config import SECTION_3_1, SECTION_4_2
-    from underhood.report.sweeps import sweep_of
+class Steps:
+    """Seconds of a step by shape."""
 
-    seconds: dict[tuple[Any, ...], float] = {}
-    jobs: list[float] = []
-    second_order = 0
-    for run in sweep_of("paper").expanded():
-        if run.optimizer == "levenberg":
-            second_order += 1
-            continue
-        shape = (run.task, run.model, run.hidden, run.layers)
-        if shape not in seconds:
-            seconds[shape] = step_seconds(run.model, run.make_task(), run.hidden, run.layers)
-        jobs.append(run.steps * seconds[shape])
-    figures = sum(jobs)
-    student = SECTION_3_1.steps * seconds["teacher-student", "gated-rnn", 96, 1]
-    regression = 4 * SECTION_4_2.steps * seconds["linear-regression", "gated-rnn", 80, 1]
-    total = figures + student + regression
+    def __init__(self) -> None:
+        self.measured: dict[tuple[str, str, int], float] = {}
+
+    def seconds(self, run: Any) -> float:
+        times = [self._at(run, hidden) for hidden in MEASURED]
+        power = math.log(times[1] / times[0]) / math.log(MEASURED[1] / MEASURED[0])
+        return run.layers * times[0] * (run.hidden / MEASURED[0]) ** power
+
+    def _at(self, run: Any, hidden: int) -> float:
+        shape = (run.task, run.model, hidden)
+        if shape not in self.measured:
+            self.measured[shape] = step_seconds(run.model, run.make_task(), hidden)
+        return self.measured[shape]
+
+
+def paper_cost() -> dict[str, Any]:
+    """Core hours of every run of the paper."""
+    from underhood.fit.config import SECTION_3_1, SECTION_3_1_HIDDEN, SECTION_4_2, SECTION_4_2_HIDDEN
+    from underhood.report.sweeps import REGRESSION, TEACHER, sweep_of
+    from underhood.sweep.spec import RunSpec
+
+    steps = Steps()
+    first_order = [run for run in sweep_of("paper").expanded() if run.optimizer == "adamw"]
+    jobs = [run.steps * steps.seconds(run) for run in first_order]
+    student = SECTION_3_1.steps * steps.seconds(RunSpec(task=TEACHER, hidden=SECTION_3_1_HIDDEN))
+    regression = 4 * SECTION_4_2.steps * steps.seconds(RunSpec(task=REGRESSION, hidden=SECTION_4_2_HIDDEN))
+    total = sum(jobs) + student + regression
     # A run stays on one core, so that more cores than runs do not help, and the longest run bounds them all.
     hours = {f"{cores} cores": max(total / cores, max(jobs)) / 3600 for cores in CORES}
-    steps = [
-        {"task": task, "model": model, "hidden": hidden, "layers": layers, "ms": 1e3 * value}
-        for (task, model, hidden, layers), value in seconds.items()
+    shapes = [
+        {"task": task, "model": model, "hidden": hidden, "ms": 1e3 * value}
+        for (task, model, hidden), value in steps.measured.items()
     ]
     return {
         "runs": len(jobs) + 5,
-        "second_order_runs": second_order,
-        "core_hours": {"table1": student / 3600, "table2": regression / 3600, "figures": figures / 3600},
+        "core_hours": {"table1": student / 3600, "table2": regression / 3600, "figures": sum(jobs) / 3600},
         "total_core_hours": total / 3600,
         "longest_run_hours": max(jobs) / 3600,
         "hours": hours,
-        "steps": steps,
+        "steps": shapes,
     }
 
 
