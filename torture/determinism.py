@@ -103,8 +103,9 @@ def run(scale: str, workers: int = 2, seed: int = 0) -> list[Tally]:
         cases = {
             "every command twice": [partial(twice, inputs, scale, i) for i in range(len(ways(inputs, scale)))],
             "a run resumed": [partial(resumed, train, stop) for stop in (stops if scale == "long" else stops[:1])],
-            "a sweep with one worker and with two": [partial(sweeps, spec, one, two, False)],
         }
+        if scale == "long":
+            cases["a sweep with one worker and with two"] = [partial(sweeps, spec, one, two, False)]
         skipped = "" if importlib.util.find_spec("distributed") else "the extra `distributed` is not installed"
         if scale == "long" and not skipped:
             cases["a sweep here and on dask"] = [partial(sweeps, spec, one, ["--scheduler"], True)]

@@ -25,7 +25,7 @@ from torture.children import Child, Ended, command, done, in_processes, snapshot
 from torture.crashes import readable, without_clocks
 from torture.tally import Tally
 
-LIMITS = {"small": (0, 300), "long": (0, 100, 300, 900, 2_500)}  # bytes that a file may have
+LIMITS = {"small": (300,), "long": (0, 100, 900, 2_500)}  # bytes that a file may have
 Way = tuple[str, list[Any], bool]  # name, arguments with OUT for the folder, can it be resumed?
 
 
@@ -35,14 +35,14 @@ def ways(inputs: Path, scale: str) -> list[Way]:
     found: list[Way] = [
         ("sample", ["sample", "--d", 3, "--out", "OUT/a.safetensors"], False),
         ("compile", ["compile", attention, "--to", "gated-rnn", "--horizon", 5, "--out", "OUT/a.safetensors"], False),
-        ("disguise", ["disguise", network, "--out", "OUT/a.safetensors"], False),
-        ("decompile", ["decompile", network, "--horizon", 5, "--out", "OUT/a.safetensors"], False),
-        ("export to torch", ["export", network, "--to", "torch", "--out", "OUT/a.safetensors"], False),
-        ("import", ["import", weights, "--kind", "attention", "--out", "OUT/a.safetensors"], False),
         ("train", [*healthy.TRAIN, "--out", "OUT/run", "--resume"], True),
     ]
     if scale == "long":
         found += [
+            ("disguise", ["disguise", network, "--out", "OUT/a.safetensors"], False),
+            ("decompile", ["decompile", network, "--horizon", 5, "--out", "OUT/a.safetensors"], False),
+            ("export to torch", ["export", network, "--to", "torch", "--out", "OUT/a.safetensors"], False),
+            ("import", ["import", weights, "--kind", "attention", "--out", "OUT/a.safetensors"], False),
             ("train, second order", [*healthy.LEVENBERG, "--out", "OUT/run", "--resume"], True),
             ("export to ONNX", ["export", network, "--to", "onnx", "--out", "OUT/a.onnx"], False),
             ("reproduce", ["reproduce", "table4", "--out", "OUT"], False),
@@ -247,35 +247,25 @@ def run(scale: str, workers: int = 2, seed: int = 0) -> list[Tally]:
     with tempfile.TemporaryDirectory() as temporary:
         inputs = Path(temporary)
         make_inputs(inputs)
-        found = ways(inputs, scale)
-        short = found if scale == "long" else [way for way in found if way[0] in ("compile", "train", "disguise")]
+        found, long = ways(inputs, scale), scale == "long"
         harms: dict[str, list[Any]] = {
             "no file beyond a size (RLIMIT_FSIZE)": [(limited, way, n) for way in found for n in LIMITS[scale]],
-            "full disk (tmpfs)": [(full, way, size) for way in short for size in (0, 4096)],
-            "read-only disk (tmpfs)": [(read_only, way) for way in short],
-            "folder that vanishes": [(vanishing, way, s) for way in short for s in (0.0, 0.1, 1.0)[: len(found) - 6]],
-            "two processes on one output": [(shared, way) for way in short],
+            "full disk (tmpfs)": [(full, way, size) for way in found for size in ((0, 4096) if long else (0,))],
+            "read-only disk (tmpfs)": [(read_only, way) for way in found],
+            "folder that vanishes": [
+                (vanishing, way, s) for way in found for s in ((0.0, 0.1, 1.0) if long else (0.1,))
+            ],
+            "two processes on one output": [(shared, way) for way in found],
         }
+        if reason:
+            harms = {name: cases for name, cases in harms.items() if cases[0][0] not in (full, read_only)}
         calls = [partial(call, inputs, *rest) for cases in harms.values() for call, *rest in cases]
-        problems = iter(
-            in_processes(calls, workers)
-            if not reason
-            else in_processes(
-                [partial(_skipped) if call.func in (full, read_only) else call for call in calls], workers
-            )
-        )
+        problems = iter(in_processes(calls, workers))
         tallies = []
         for name, cases in harms.items():
-            tally = Tally("disk", name, detail=f"{len({way[0] for _, way, *_ in cases})} commands")
-            for call, *_ in cases:
-                problem = next(problems)
-                if reason and call in (full, read_only):
-                    tally.skipped = reason
-                else:
-                    tally.count(problem)
-            tallies.append(tally)
+            tallies.append(Tally("disk", name, detail=f"{len(found)} commands"))
+            for _ in cases:
+                tallies[-1].count(next(problems))
+        if reason:
+            tallies += [Tally("disk", name, skipped=reason) for name in ("full disk", "read-only disk")]
         return tallies
-
-
-def _skipped() -> None:
-    return None

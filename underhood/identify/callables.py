@@ -18,6 +18,7 @@ from underhood.identify.forms import Array
 from underhood.model import AbstractModel
 
 PIECE = 256
+LARGEST = 1e130  # a sum of squares of these is still a number
 
 
 def as_numpy_function(function: Any, d: int) -> Callable[[Array], Array]:
@@ -49,8 +50,14 @@ def as_numpy_function(function: Any, d: int) -> Callable[[Array], Array]:
 
 
 def _checked_outputs(ys: Array) -> Array:
+    if not ys.size:
+        raise UnderhoodError("a function to probe has one output or more", f"outputs of shape {ys.shape[1:]}")
     if not np.isfinite(ys).all():
         raise UnderhoodError("the outputs of a function to probe are finite", "NaN or infinite outputs")
+    largest = float(np.abs(ys).max())
+    if largest > LARGEST or 0 < largest < 1 / LARGEST:
+        rule = f"the outputs of a function to probe lie between {1 / LARGEST:g} and {LARGEST:g} in size"
+        raise UnderhoodError(rule, f"up to {largest:.3g}", "Probe it times a constant.")
     return ys
 
 
