@@ -51,7 +51,7 @@ class FitConfig:
         return dataclasses.asdict(self)
 
 
-# Section 3.1: d = 4, 100 hidden neurons. Of 1e-4, 1e-2 and 1e-1, the last comes closest to the teacher (docs/fidelity.md).
+# Section 3.1: d = 4, 100 hidden neurons. Of the decays 1e-4, 1e-2 and 1e-1 the last comes closest to the teacher.
 SECTION_3_1 = FitConfig(steps=PAPER_STEPS, weight_decay=1e-1)
 SECTION_3_1_HIDDEN = 100
 
