@@ -18,6 +18,7 @@ from underhood.identify.decompile import decompile
 from underhood.model import make_model
 from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.drawing import draw_table, new_figure, text_of
+from underhood.report.pace import Pace
 
 EXAMPLES, D_X, D_Y = 12, 3, 3
 ETA = 1 / (EXAMPLES + D_X - 0.2)
@@ -64,7 +65,8 @@ def paper_networks(runs: Path) -> list[Any]:
     members = members_of(SECTION_4_2, range(len(SEEDS)))
     models = [make_model("gated-rnn", task.d, d_out=D_Y, hidden=SECTION_4_2_HIDDEN, seed=one.seed) for one in members]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    found = fit_population(models, members, task, SECTION_4_2, out=folder, resume=folder.exists())
+    watch = Pace("Section 4.2", SECTION_4_2.steps)
+    found = fit_population(models, members, task, SECTION_4_2, out=folder, resume=folder.exists(), watch=watch)
     return [run.model for run in found]
 
 

@@ -29,6 +29,7 @@ from underhood.model import as_dtype, make_model
 from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.charts import WEIGHT_CAPTIONS, Panel, weight_panels
 from underhood.report.drawing import Line, draw_pipeline, draw_table, new_figure, text_of
+from underhood.report.pace import Pace
 
 D, LENGTH, SEQUENCES, HELD_OUT = 4, 32, 400, 256
 PAPER_SEED = 0
@@ -69,8 +70,8 @@ def paper_student(runs: Path, seed: int) -> Student:
     model = make_model("gated-rnn", D, hidden=SECTION_3_1_HIDDEN, seed=seed)
     members = members_of(SECTION_3_1, [seed])
     folder.parent.mkdir(parents=True, exist_ok=True)
-    resume = folder.exists()
-    run = fit_population([model], members, TeacherStudent(teacher, LENGTH), SECTION_3_1, out=folder, resume=resume)[0]
+    task, watch = TeacherStudent(teacher, LENGTH), Pace("Section 3.1", SECTION_3_1.steps)
+    run = fit_population([model], members, task, SECTION_3_1, out=folder, resume=folder.exists(), watch=watch)[0]
     found = decompile(as_dtype(run.model, np.float64), against=teacher)
     settings = {**SECTION_3_1.as_dict(), "optimizer": "adamw", "seconds": round(run.seconds, 1)}
     return Student(teacher, run.model, run.held_out_loss, found, settings)
