@@ -1,8 +1,7 @@
 """Eq. 6–9 for a batch, features first: the complex recurrence is a product with λ^{t−s} in real arithmetic.
 
 With Λ = R + iJ, h = Λ g is R and J times both parts of g laid side by side: two products of real matrices for each
-neuron and no loop over time. At n = 64, t = 32 and a batch of 64 a training step takes a third of what the cell's own
-complex scan takes.
+neuron and no loop over time.
 """
 
 from __future__ import annotations
