@@ -112,7 +112,7 @@ def table1(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
     if found.certificate is not None:
         name = f"certificate, inputs within ±{found.certificate.input_bound:g}, {found.certificate.horizon} steps"
         rows.append(Row(name, None, found.certificate.max_abs_error, True))
-    figure = new_figure(7, 0.3 * len(rows) + 0.9)
+    figure = new_figure(7.0, 0.3 * len(rows) + 0.9)
     lines = [[row.name, text_of(row.paper), text_of(row.here)] for row in rows]
     draw_table(figure.subplots(), ["Table 1", "paper", "here"], lines, [2.4, 1.0, 1.0])
     networks = ({"name": f"student of Section 3.1 ({one.settings['optimizer']})", **found.as_data()},)
