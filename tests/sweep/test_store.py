@@ -7,9 +7,8 @@ import pytest
 from underhood.errors import UnderhoodError
 from underhood.sweep.store import RESULTS, Store, query, results
 
-A, B = (
-    {"id": name, "status": "done", "model": "gru", "held_out_loss": loss} for name, loss in (("a", 1.0), ("b", 0.5))
-)
+A = {"id": "a", "status": "done", "model": "gru", "held_out_loss": 1.0}
+B = {**A, "id": "b", "held_out_loss": 0.5}
 
 
 def test_what_was_added_is_there_and_once(tmp_path):
