@@ -1,6 +1,7 @@
 """Laws that hold for every network, on networks that hypothesis draws: sizes, ranks, scales and disguises."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +10,9 @@ from tests.identify.conftest import _changed as changed
 from tests.identify.conftest import _figure_1 as figure_1
 from underhood.identify.forms import read
 from underhood.identify.polynomial import instantaneous
+
+# A strategy that imports a module for the first time may meet that module's own use of `random`.
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 
 BOUND, HORIZON = 2.0, 6
 seeds = st.integers(0, 10_000)
