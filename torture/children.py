@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -137,11 +137,11 @@ def done(*arguments: Any, codes: Sequence[int] = (0,)) -> Ended:
 def in_processes(calls: Sequence[Callable[[], Any]], workers: int) -> list[Any]:
     """The results of all calls, in processes that are forked before any of them starts a thread."""
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
-        return [future.result() for future in [pool.submit(_called, call) for call in calls]]
-
-
-def _called(call: Callable[[], Any]) -> Any:
-    return call()
+        futures = [pool.submit(call) for call in calls]
+        for count, _ in enumerate(as_completed(futures), start=1):
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\r{count}/{len(futures)} ")
+        return [future.result() for future in futures]
 
 
 def snapshot(folder: Path, *, without: Sequence[str] = ()) -> dict[str, bytes]:
