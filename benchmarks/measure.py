@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+PAUSE = 0.1  # seconds: the idle threads of OpenBLAS and OpenMP keep a core busy for a while after their last product
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
 
 
@@ -30,6 +31,7 @@ def best_seconds(
     best = dict.fromkeys(candidates, float("inf"))
     for _ in range(rounds):
         for name, (call, steps) in candidates.items():
+            time.sleep(PAUSE)
             begun = time.perf_counter()
             for _ in range(repeats[name]):
                 call()

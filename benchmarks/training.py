@@ -185,7 +185,7 @@ def table(rounds: int, seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--only", default="")
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--work", type=float)

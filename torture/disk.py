@@ -119,7 +119,7 @@ def limited(inputs: Path, way: Way, limit: int) -> str | None:
             return f"{name}, after files up to {limit} bytes: {again}"
         if without_clocks(folder) != without_clocks(free):
             return f"{name}, after files up to {limit} bytes: other bits than without"
-        return readable(folder) if resumable else None
+        return readable_but_earlier(folder) if resumable else None
 
 
 def _with_pipes(arguments: Sequence[Any], folder: Path, harm: Callable[[], Any]) -> Ended:

@@ -220,15 +220,19 @@ def test_a_disk_without_room_is_an_error_that_loses_nothing(unbroken, tmp_path):
 
 
 def test_lines_that_differ_are_replaced_from_there_on(tmp_path):
+    def line(number):
+        return {"member": 0, "n": number}
+
     log = MetricsLog(tmp_path / "log")
     for number in range(4):
-        log.write({"n": number})
+        log.write(line(number))
     log.close()
-    log = MetricsLog(tmp_path / "log", log_bytes=9)
-    log.write({"n": 1})
-    log.write({"n": 7})
+    size = len((tmp_path / "log").read_bytes()) // 4
+    log = MetricsLog(tmp_path / "log", log_bytes=size)
+    log.write(line(1))
+    log.write(line(7))
     log.close()
-    assert read_metrics(tmp_path / "log") == ([{"n": 0}, {"n": 1}, {"n": 7}], 0)
+    assert read_metrics(tmp_path / "log") == ([line(0), line(1), line(7)], 0)
 
 
 def test_killed_for_good_and_resumed(tmp_path):

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from underhood.cells.gated_rnn import GatedRNN, append_one
+from underhood.fit.kernels.columns import back_through, weight_gradient
 from underhood.fit.kernels.dispatch import is_dense, kernel_for
 from underhood.fit.kernels.gated_rnn_last import last_output
 from underhood.fit.kernels.quadratic import MOST_INPUTS, powers, products, quadratic_weights
@@ -78,16 +79,18 @@ def recurred(
     n = 100, b = 32, t = 32, and 130 µs so.
     """
     n, _, blocks, b = xs.shape
-    inside = jnp.matmul(matrices, xs.reshape(n, -1, blocks * b)).reshape(xs.shape)
-    if blocks == 1:
-        return inside
-    last, order = (0, range(blocks - 1, 0, -1)) if back else (-1, range(blocks - 1))
-    carry, across = jnp.zeros((n, b), xs.dtype), reach[:, last, None]
-    carried = [carry]
-    for block in order:
-        carry = inside[:, last, block] + across * carry
-        carried.append(carry)
-    return inside + reach[:, :, None, None] * jnp.stack(carried[::-1] if back else carried, axis=1)[:, None]
+    if blocks > 1:
+        first, last, order = (-1, 0, range(blocks - 1, 0, -1)) if back else (0, -1, range(blocks - 1))
+        ends = jnp.matmul(matrices[:, last, None], xs.reshape(n, -1, blocks * b)).reshape(n, blocks, b)
+        carry, across = jnp.zeros((n, b), xs.dtype), reach[:, last, None]
+        carried = [carry]
+        for block in order:
+            carry = ends[:, block] + across * carry
+            carried.append(carry)
+        carried = jnp.stack(carried[::-1] if back else carried, axis=1)
+        row = xs[:, first] + reach[:, first, None, None] * carried
+        xs = jax.lax.dynamic_update_slice_in_dim(xs, row[:, None], first % xs.shape[1], 1)
+    return jnp.matmul(matrices, xs.reshape(n, -1, blocks * b)).reshape(xs.shape)
 
 
 @jax.custom_vjp
@@ -117,7 +120,7 @@ def _forward(q: Array, nu: Array, w_out: Array, readout: Array, features: Array)
 def _backward(saved: Any, dys: Float[Array, "d_o w k b"]) -> tuple[Array, ...]:
     q, nu, w_out, readout, features, upper, reach, h, branches, product = saved
     flat, dy = features.reshape(len(features), -1), dys.reshape(len(dys), -1)
-    dproduct = readout.T @ dy
+    dproduct = back_through(readout, dy)
     dbranches = (jax.lax.rev(branches, (0,)) * dproduct[None]).reshape(len(w_out), -1)
     dh = (w_out.T @ dbranches).reshape(h.shape)
     dg = recurred(upper, reach[:, ::-1], dh, back=True)
@@ -130,7 +133,7 @@ def _backward(saved: Any, dys: Float[Array, "d_o w k b"]) -> tuple[Array, ...]:
         dg @ flat.T,
         dnu,
         dbranches @ h.reshape(len(h), -1).T,
-        dy @ product.T,
+        weight_gradient(dy, product),
         (q.T @ dg).reshape(features.shape),
     )
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from underhood.cells.gru import CANDIDATE, GRU, RESET, UPDATE
 from underhood.cells.linear import Linear
 from underhood.fit.kernels.dispatch import cell_kernel_for, is_dense, projected
-from underhood.fit.kernels.lstm import weight_gradient
+from underhood.fit.kernels.lstm import recurrent_gradient
 from underhood.fit.kernels.steps import at_step, delayed, put_step, zeros_like_step
 
 
@@ -49,22 +49,21 @@ def _forward(
     n, t, b = driven_candidate.shape
 
     def body(step: Array, carried: tuple[Array, ...]) -> tuple[Array, ...]:
-        h, hs, kept, candidates, gated = carried
-        gates = jax.nn.sigmoid(at_step(driven, step) + v @ h)
-        reset_h, update = gates[:n] * h, gates[n:]
-        candidate = jnp.tanh(at_step(driven_candidate, step) + v_candidate @ reset_h)
+        h, hs, kept, candidates = carried
+        gates = jax.nn.sigmoid(at_step(kept, step) + v @ h)
+        reset, update = gates[:n], gates[n:]
+        candidate = jnp.tanh(at_step(candidates, step) + v_candidate @ (reset * h))
         h = (1 - update) * h + update * candidate
-        kept, candidates = put_step(kept, gates, step), put_step(candidates, candidate, step)
-        return h, put_step(hs, h, step), kept, candidates, put_step(gated, reset_h, step)
+        return h, put_step(hs, h, step), put_step(kept, gates, step), put_step(candidates, candidate, step)
 
     states = jnp.zeros((n, t, b), driven.dtype)
-    carried = (zeros_like_step(states), states, jnp.zeros_like(driven), states, states)
-    _, hs, kept, candidates, gated = jax.lax.fori_loop(0, t, body, carried)
-    return hs, (v, v_candidate, hs, kept, candidates, gated)
+    carried = (zeros_like_step(states), states, driven, driven_candidate)
+    _, hs, kept, candidates = jax.lax.fori_loop(0, t, body, carried)
+    return hs, (v, v_candidate, hs, kept, candidates)
 
 
 def _backward(saved: Any, dhs: Float[Array, "n t b"]) -> tuple[Array, Array, Array, Array]:
-    v, v_candidate, hs, kept, candidates, gated = saved
+    v, v_candidate, hs, kept, candidates = saved
     n, t, b = hs.shape
     reset, update, before = kept[:n], kept[n:], delayed(hs)
     # Slopes that do not depend on what comes back: ahead of the loop, for all steps.
@@ -80,16 +79,16 @@ def _backward(saved: Any, dhs: Float[Array, "n t b"]) -> tuple[Array, Array, Arr
         dh, dgates, dcandidates = carried
         step = t - 1 - back
         dh = dh + at_step(dhs, step)
-        dcandidate = dh * at_step(of_candidate, step)
+        dcandidate = dh * at_step(dcandidates, step)
         dgated = candidate_t @ dcandidate
-        now = at_step(of_gates, step) * jnp.where(is_reset, jnp.tile(dgated, (2, 1)), jnp.tile(dh, (2, 1)))
+        now = at_step(dgates, step) * jnp.where(is_reset, jnp.tile(dgated, (2, 1)), jnp.tile(dh, (2, 1)))
         dh = dh * at_step(keeps, step) + dgated * at_step(reset, step) + v_t @ now
         return dh, put_step(dgates, now, step), put_step(dcandidates, dcandidate, step)
 
-    carried = (zeros_like_step(hs), jnp.zeros_like(kept), jnp.zeros_like(hs))
+    carried = (zeros_like_step(hs), of_gates, of_candidate)
     _, dgates, dcandidates = jax.lax.fori_loop(0, t, body, carried)
-    dv_candidate = dcandidates.reshape(n, -1) @ gated.reshape(n, -1).T
-    return weight_gradient(dgates, hs), dv_candidate, dgates, dcandidates
+    dv_candidate = dcandidates.reshape(n, -1) @ (reset * before).reshape(n, -1).T
+    return recurrent_gradient(dgates, hs), dv_candidate, dgates, dcandidates
 
 
 gru_states.defvjp(_forward, _backward)

@@ -12,9 +12,9 @@ def at_step(xs: Float[Array, "n t b"], step: Scalar) -> Float[Array, "n b"]:
     return jax.lax.dynamic_index_in_dim(xs, step, axis=1, keepdims=False)
 
 
-def put_step(xs: Float[Array, "n t b"], x: Float[Array, "n b"], step: Scalar) -> Float[Array, "n t b"]:
-    """`xs` with x_step = `x`; a loop that carries `xs` writes in place."""
-    return jax.lax.dynamic_update_index_in_dim(xs, x, step, axis=1)
+def put_step(xs: Float[Array, "n t b"], x: Float[Array, "k b"], step: Scalar, row: int = 0) -> Float[Array, "n t b"]:
+    """`xs` with x_step = `x`, from `row` on; a loop that carries `xs` writes in place."""
+    return jax.lax.dynamic_update_slice(xs, x[:, None], (row, step, 0))
 
 
 def zeros_like_step(xs: Float[Array, "n t b"]) -> Float[Array, "n b"]:

@@ -1,0 +1,45 @@
+"""W x for the many columns of x, with derivatives in the forms that the compiler's library multiplies fast.
+
+With few outputs, as a readout has, the forms that follow from the definition are slow. At (4, 100)·(100, 1024) on one
+core Wᵀ ∂y took 130 µs and ∂y xᵀ 55 µs; with Wᵀ written out, and x ∂yᵀ in place of its transpose, 30 and 15 µs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float
+
+
+@jax.custom_vjp
+def columns(weight: Float[Array, "k d"], xs: Float[Array, "d c"]) -> Float[Array, "k c"]:
+    """W x of each column."""
+    return weight @ xs
+
+
+def _forward(weight: Float[Array, "k d"], xs: Float[Array, "d c"]) -> tuple[Float[Array, "k c"], Any]:
+    return weight @ xs, (weight, xs)
+
+
+def _backward(saved: Any, dys: Float[Array, "k c"]) -> tuple[Float[Array, "k d"], Float[Array, "d c"]]:
+    weight, xs = saved
+    return weight_gradient(dys, xs), back_through(weight, dys)
+
+
+columns.defvjp(_forward, _backward)
+
+
+def back_through(weight: Float[Array, "k d"], dys: Float[Array, "k c"]) -> Float[Array, "d c"]:
+    """Wᵀ ∂y."""
+    return _written_out(weight.T) @ dys
+
+
+def weight_gradient(dys: Float[Array, "k c"], xs: Float[Array, "d c"]) -> Float[Array, "k d"]:
+    """∂y xᵀ, with the longer side first."""
+    return dys @ xs.T if len(dys) >= len(xs) else _written_out(xs @ _written_out(dys.T)).T
+
+
+def _written_out(matrix: Array) -> Array:
+    """Made as it stands, not folded into a product before or after it."""
+    return jax.lax.optimization_barrier(matrix)
