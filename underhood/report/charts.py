@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FormatStrFormatter, LogLocator, NullFormatter
 
 from underhood.cells.gated_rnn import GatedRNN
 from underhood.cells.linear import dense
 from underhood.report.drawing import FAINT, INK, SERIES, style_curves
+
+FEW = 5  # places on an axis that are marked themselves, rather than round numbers near them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,9 @@ def draw_chart(axes: Axes, chart: Chart, *, legend: bool = True) -> None:
     style_curves(axes, chart.x_label, chart.y_label, chart.name)
     if chart.log_x:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        widths = sorted({x for curve in chart.curves for x in curve.x})
+        few = chart.joined and len(widths) <= FEW
+        axes.xaxis.set_major_locator(FixedLocator(widths) if few else LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         axes.xaxis.set_minor_formatter(NullFormatter())
     if chart.log_y:

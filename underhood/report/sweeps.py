@@ -6,6 +6,7 @@ they are drawn anew without training; whatever is missing there is trained.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -39,7 +40,7 @@ SIZES = {
         "hidden": [8, 16, 32],
         "steps": {TEACHER: 4_000, REGRESSION: 8_000},
         "seeds": 2,
-        "long": {"hidden": 64, "steps": 15_000, "seeds": 1},
+        "long": {"hidden": 64, "steps": 60_000, "seeds": 1},
         "learning_rate": 3e-3,
     },
     "paper": {
@@ -146,9 +147,18 @@ def _charts_3(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
 
 def _charts_4(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
     chosen = [r for r in compared(records, sizes) if r["layers"] == 1]
-    return (
+    charts = (
         _by_model("A  teacher-student", chosen, TEACHER, "hidden", "validation_loss"),
         _by_model("B  in-context regression", chosen, REGRESSION, "hidden", "validation_loss"),
+    )
+    long = sizes["long"]
+    if long is None:
+        return charts
+    late = [r for r in records if r["probe"] and r["task"] == TEACHER and r["steps"] == long["steps"]]
+    title = f"C  teacher-student, {long['hidden']} neurons, {long['steps']:,} steps"
+    return (
+        *charts,
+        dataclasses.replace(_by_model(title, late, TEACHER, "parameters", "validation_loss"), joined=False),
     )
 
 
