@@ -192,11 +192,11 @@ def scenarios(attention: Path, network: Path) -> list[Scenario]:
         Scenario("train, AdamW", _command(*train), **same),
         Scenario("compile over an earlier file", _command(*compiled), prepare=old, **same),
         Scenario("export to torch over an earlier file", _command(*exported), prepare=old, **same),
-        # The small scale stops here.
+        # The small scale stops here. From here on the slowest first, so that no worker waits for it alone.
+        Scenario("export to ONNX", _command(*graph), **same),
         Scenario("train, Levenberg–Marquardt", _command(*second), **same),
         Scenario("sweep, two workers", _command("sweep", sweep, "--workers", 2, "--resume", "--out", "OUT"), **same),
         Scenario("reproduce figure1 table4", _command(*figures), codes=(0, 1), **same),
-        Scenario("export to ONNX", _command(*graph), **same),
     ]
 
 

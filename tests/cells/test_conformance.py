@@ -18,6 +18,8 @@ NAMES = (*ARCHITECTURES, "linear-attention")
 CASES = [(name, layers) for name in NAMES for layers in (1, 2) if layers == 1 or name not in ONE_LAYER]
 # Two layers compile for long and differ from one only in what `Stack` hands on: one length shows that.
 CASES_AND_LENGTHS = [(*case, length) for case in CASES for length in (LENGTHS if case[1] == 1 else (33,))]
+# A gradient compiles for seconds, and 31 and 32 steps make the same program as 33 but for a number.
+GRADIENT_CASES = [case for case in CASES_AND_LENGTHS if case[2] not in (31, 32)]
 
 
 def model_of(name, layers=1, dtype=np.float64, seed=0):
@@ -74,7 +76,7 @@ def test_a_perturbed_weight_is_noticed(name, layers):
         assert not agree(wrong(xs), reference(model, xs)), f"leaf {index}"
 
 
-@pytest.mark.parametrize(("name", "layers", "length"), CASES_AND_LENGTHS)
+@pytest.mark.parametrize(("name", "layers", "length"), GRADIENT_CASES)
 def test_gradients_agree(name, layers, length):
     """Gradients of a random projection of the outputs, in the weights and in the inputs."""
     model, xs = model_of(name, layers), sequence(length)
