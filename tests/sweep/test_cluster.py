@@ -98,18 +98,19 @@ def test_workers_scheduler_and_client_die_and_every_run_ends_once(cluster, undis
     wait_for(out, 1, running)
     first.send_signal(signal.SIGKILL)  # in the middle of its second job
     second = client(spec, out, cluster.address)  # another client on the same folder
-    assert second.wait(60) == 2
-    assert "in use" in second.stderr.read()
+    assert "in use" in second.communicate(timeout=60)[1]
+    assert second.returncode == 2
     wait_for(out, 2, running)
     running.send_signal(signal.SIGKILL)
-    running.wait()
+    running.communicate()
     running = client(spec, out, cluster.address)
     time.sleep(4)
     cluster.scheduler.kill()  # and all that it knew with it
     cluster.scheduler.wait()
     cluster.start_scheduler()
     cluster.start_worker()
-    assert running.wait(180) == 0, running.stderr.read()
+    told = running.communicate(timeout=180)[1]
+    assert running.returncode == 0, told
     assert numbers(results(out)) == undisturbed
     assert len(results(out)) == len(undisturbed)
 
