@@ -16,8 +16,7 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter, LogLocator, Null
 from underhood.cells.gated_rnn import GatedRNN
 from underhood.cells.linear import dense
 from underhood.report.drawing import FAINT, INK, SERIES, style_curves
-
-FEW = 5  # places on an axis that are marked themselves, rather than round numbers near them
+from underhood.report.svg import FEW
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +109,13 @@ def draw_chart(axes: Axes, chart: Chart, *, legend: bool = True) -> None:
         colour = SERIES[index % len(SERIES)]
         style = ("-", "--", ":")[index // len(SERIES) % 3] if chart.joined else "none"
         marker = "osv"[index // len(SERIES) % 3]
-        look = {"linestyle": style, "marker": marker, "markersize": 3, "linewidth": 1.3, "color": colour}
+        look = {
+            "linestyle": style,
+            "marker": marker,
+            "markersize": 3 if chart.joined else 4.5,
+            "linewidth": 1.3,
+            "color": colour,
+        }
         axes.plot(curve.x, curve.y, label=curve.name, **look)
         if chart.joined:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
@@ -120,7 +125,7 @@ def draw_chart(axes: Axes, chart: Chart, *, legend: bool = True) -> None:
     for name, y in chart.levels:
         axes.axhline(y, color=FAINT, linewidth=0.9, linestyle="--")
         axes.annotate(
-            name, (0.99, y), xycoords=("axes fraction", "data"), fontsize=7, color=INK, ha="right", va="bottom"
+            name, (0.01, y), xycoords=("axes fraction", "data"), fontsize=7, color=INK, ha="left", va="bottom"
         )
     if legend and len(chart.curves) > 1:
         axes.legend(fontsize=7, frameon=False)

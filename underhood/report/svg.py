@@ -18,6 +18,7 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 12, 14, 46
 LARGEST_PANEL = 20_000  # cells; beyond it a page is slow and a cell is smaller than a dot
 COLOURS = 6
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+FEW = 5  # places on an axis that are marked themselves, rather than round numbers near them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Axis:
         digits = (1, 2, 5) if self.high - self.low > 0.7 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
         inner = [digit * 10.0**power for power in range(first - 1, last + 1) for digit in digits]
         inside = [value for value in inner if self.low <= math.log10(value) <= self.high]
-        return [(value, f"{value:.3g}") for value in inside[:: -(-len(inside) // 7) or 1]]
+        return [(value, _number(value)) for value in inside[:: -(-len(inside) // 7) or 1]]
 
 
 def chart_svg(chart: dict[str, Any], label: str) -> Markup:
@@ -66,7 +67,9 @@ def chart_svg(chart: dict[str, Any], label: str) -> Markup:
     ys = [value for points in curves for point in points for value in point[1:]] + [y for _, y in levels]
     across = Axis.over(xs, LEFT, WIDTH - RIGHT, log_x)
     up = Axis.over(ys, HEIGHT - BOTTOM, TOP, log_y)
-    parts = [_grid(across, up, chart)]
+    places = sorted({point[0] for points in curves for point in points})
+    few = chart.get("joined", True) and len(places) <= FEW
+    parts = [_grid([(x, _number(x)) for x in places] if few else across.ticks(), across, up, chart)]
     for index, (curve, points) in enumerate(zip(chart.get("curves") or [], curves, strict=True)):
         parts.append(_curve(index, str(curve.get("name", "")), points, across, up, chart))
     parts.append(_lines(marks, levels, across, up))  # above the curves, where their names can be read
@@ -132,13 +135,19 @@ def _drawable(value: Any, log: bool) -> bool:
     return number and math.isfinite(value) and (not log or value > 0)
 
 
-def _grid(across: Axis, up: Axis, chart: dict[str, Any]) -> Markup:
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= value < 10**6 else f"{value:.3g}"
+
+
+def _grid(places: list[tuple[float, str]], across: Axis, up: Axis, chart: dict[str, Any]) -> Markup:
     floor, parts = HEIGHT - BOTTOM, []
-    for value, text in across.ticks():
+    for value, text in places:
         x = across(value)
         parts.append(Markup('<path class="grid" d="M{} {}V{}"/>').format(x, TOP, floor))
+        # A long number at the right end would be cut off.
+        anchor = "end" if x > WIDTH - RIGHT - 4 and len(text) > 3 else "middle"
         parts.append(
-            Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>').format(x, floor + 16, text)
+            Markup('<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>').format(x, floor + 16, anchor, text)
         )
     for value, text in up.ticks():
         y = up(value)
@@ -165,8 +174,7 @@ def _lines(marks: list[Any], levels: list[Any], across: Axis, up: Axis) -> Marku
     for name, value in levels:
         y = up(value)
         parts.append(Markup('<path class="level" d="M{} {}H{}"/>').format(LEFT, y, WIDTH - RIGHT))
-        text = Markup('<text class="note" x="{}" y="{}" text-anchor="end">{}</text>')
-        parts.append(text.format(WIDTH - RIGHT - 3, y - 4, name))
+        parts.append(Markup('<text class="note" x="{}" y="{}">{}</text>').format(LEFT + 4, y - 4, name))
     return Markup("").join(parts)
 
 
