@@ -127,12 +127,10 @@ def torture(results: Path) -> str:
     if not path.exists():
         return "Not measured in this version."
     record = json.loads(path.read_text())
-    rows = record.get("rows", record) if isinstance(record, dict) else record
-    entries = rows.items() if isinstance(rows, dict) else [(row.get("name", ""), row) for row in rows]
-    lines = ["| | tried | survived | lost |", "|---|---|---|---|"]
-    for name, row in entries:
-        if isinstance(row, dict) and "tried" in row:
-            lines.append(f"| {name} | {row['tried']} | {row.get('survived', '')} | {row.get('lost', '')} |")
+    lines = ["| | tried | survived | lost | |", "|---|---|---|---|---|"]
+    for row in [*record["rows"], {**record, "name": "**all**"}]:
+        counts = " | ".join(f"{row[key]:,}" for key in ("tried", "survived", "lost"))
+        lines.append(f"| {row['name']} | {counts} | {row.get('skipped') or row.get('detail', '')} |")
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """The small scale of the torture suite, and proof that it would notice: what is broken is counted as lost."""
 
+import argparse
 import dataclasses
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 
 import underhood as uh
 from torture import mutate
+from torture.__main__ import tried
 from torture.attempt import ANSWERED, REFUSED, attempt
 from torture.children import Ended
 from torture.crashes import Scenario, readable, torment
@@ -183,6 +185,24 @@ def test_the_summary_counts(tmp_path):
     assert (record["tried"], record["survived"], record["lost"]) == (3, 2, 1)
     assert record["rows"][0]["losses"] == ["broken"]
     assert record["provenance"]["versions"]["jax"]
+
+
+def test_a_part_replaces_its_own_rows(tmp_path):
+    out = tmp_path / "t.json"
+    for part, problem in (("files", "broken"), ("disk", None), ("files", None)):
+        tally = Tally(part, "name")
+        tally.count(problem)
+        record = json.loads(store([tally], "long", {part: 1.0}, out).read_text())
+    assert [row["name"] for row in record["rows"]] == ["files: name", "disk: name"]
+    assert (record["tried"], record["lost"]) == (2, 0)
+    assert set(record["provenance"]["seconds"]) == {"files", "disk"}
+    other = json.loads(store([tally], "small", {"files": 1.0}, out).read_text())
+    assert len(other["rows"]) == 1
+
+
+def test_a_part_that_breaks_down_is_lost():
+    (tally,) = tried("no_such_part", argparse.Namespace(scale="small", workers=1, seed=0))
+    assert "ModuleNotFoundError" in tally.lost[0]
 
 
 def test_signals_of_a_child_are_told_apart():

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+PARTS = ("files", "crashes", "disk", "numbers", "determinism", "streaming")
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "torture.json"
 SHOWN = 12  # losses that are kept in words
 
@@ -71,9 +72,17 @@ def show(tallies: Iterable[Tally]) -> None:
 
 
 def store(tallies: Iterable[Tally], scale: str, seconds: dict[str, float], path: Path = RESULTS) -> Path:
-    """The rows and what they were made with."""
-    rows = [tally.row() for tally in tallies]
+    """The rows and what they were made with. A part replaces its own rows; those of the other parts stay."""
+    tallies, before = list(tallies), json.loads(path.read_text()) if path.exists() else {}
+    stays = before.get("provenance", {}).get("scale") == scale
+    rows = [row for row in before["rows"] if _part(row) not in seconds] if stays else []
+    rows = sorted([*rows, *(tally.row() for tally in tallies)], key=_place)
     packages = ("jax", "jaxlib", "equinox", "numpy", "safetensors", "torch", "onnxruntime", "pydantic", "duckdb")
+    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    made = {
+        "seconds": {part: round(value, 1) for part, value in seconds.items()},
+        "finished": dict.fromkeys(seconds, now),
+    }
     record = {
         "rows": rows,
         "tried": sum(row["tried"] for row in rows),
@@ -81,8 +90,7 @@ def store(tallies: Iterable[Tally], scale: str, seconds: dict[str, float], path:
         "lost": sum(row["lost"] for row in rows),
         "provenance": {
             "scale": scale,
-            "seconds": {part: round(value, 1) for part, value in seconds.items()},
-            "finished": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            **{key: {**(before["provenance"][key] if stays else {}), **value} for key, value in made.items()},
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             "versions": {name: _version(name) for name in packages},
@@ -91,6 +99,14 @@ def store(tallies: Iterable[Tally], scale: str, seconds: dict[str, float], path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def _part(row: dict[str, Any]) -> str:
+    return row["name"].partition(":")[0]
+
+
+def _place(row: dict[str, Any]) -> int:
+    return PARTS.index(_part(row)) if _part(row) in PARTS else len(PARTS)
 
 
 def _version(package: str) -> str | None:
