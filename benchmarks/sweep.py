@@ -80,7 +80,7 @@ def cluster() -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=20_000, help="of one run; about a minute")
+    parser.add_argument("--steps", type=int, default=40_000, help="of one run; about a minute")
     flags = parser.parse_args()
     one, two = (seconds_here(2, workers, flags.steps) for workers in (1, 2))
     there, here = overhead(flags.steps)
