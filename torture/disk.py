@@ -15,7 +15,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,16 +141,22 @@ def _with_pipes(arguments: Sequence[Any], folder: Path, harm: Callable[[], Any])
     return dataclasses.replace(ended, out=texts[0], err=texts[1])
 
 
+@contextlib.contextmanager
+def small_disk() -> Iterator[tuple[Path, dict[str, bytes]]]:
+    """A disk of a megabyte that this process alone sees, and the earlier results on it."""
+    namespace.enter()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        namespace.mount(folder, 1 << 20)
+        yield folder, earlier(folder)
+
+
 def full(inputs: Path, way: Way, size: int) -> str | None:
     """A disk of `size` bytes, filled up but for a little."""
     name, arguments, _ = way
 
     def inside() -> int:
-        namespace.enter()
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            namespace.mount(folder, 1 << 20)
-            before = earlier(folder)
+        with small_disk() as (folder, before):
             with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
                 while True:
                     filler.write(bytes(4096))
@@ -171,11 +177,7 @@ def read_only(inputs: Path, way: Way) -> str | None:
     name, arguments, _ = way
 
     def inside() -> int:
-        namespace.enter()
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            namespace.mount(folder, 1 << 20)
-            before = earlier(folder)
+        with small_disk() as (folder, before):
             namespace.make_read_only(folder)
             ended = started(arguments, folder).wait()
             _say(judged(ended, may_succeed=False) or changed(before, folder, ended))
