@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import os
 import signal
@@ -96,6 +97,7 @@ class Child:
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             with contextlib.suppress(BaseException):
+                gc.collect()  # as at the end of a process: semaphores of workers are given back
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)

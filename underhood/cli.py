@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Annotated, Any, Union
 
 import tyro
@@ -49,7 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = None
     try:
         command = _parse(arguments)
-        return command.run()
+        with _interrupted_where_it_is_heard():
+            return command.run()
     except UnderhoodError as error:
         if getattr(command, "json", False):
             print_json(error.as_data())
@@ -66,6 +71,30 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(f"{where}{error.strerror or error}")
     except MemoryError as error:
         return _refuse(f"there is memory for these sizes; got {error or 'too little'}.")
+
+
+@contextlib.contextmanager
+def _interrupted_where_it_is_heard() -> Iterator[None]:
+    """Ctrl-C raises, but not within a hook of the garbage collector (jax has one): Python would print it and go on."""
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        hooks = {getattr(hook, "__code__", None) for hook in gc.callbacks}
+        while frame is not None:
+            if frame.f_code in hooks:
+                threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+                return
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def name_of(command: type) -> str:

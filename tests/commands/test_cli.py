@@ -1,14 +1,18 @@
 """The command line as a user meets it: exit codes, one-line errors, JSON on stdout, a quick --help."""
 
+import gc
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 import underhood as uh
 from underhood.cli import COMMANDS, main, name_of
+from underhood.commands.sample import Sample
 
 
 def run(*arguments):
@@ -98,3 +102,38 @@ def test_installed_entry_point_reports_errors_the_same_way():
     done = run("sample", "--d", "-1", "--out", "a")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "underhood: d is a whole number from 1 on; got -1.\n"
+
+
+def test_ctrl_c_within_a_hook_of_the_garbage_collector_is_heard(monkeypatch, capfd):
+    """Python prints what is raised in such a hook, jax's among them, and goes on: Ctrl-C would be lost."""
+
+    def hook(phase, info):
+        if phase == "start" and not heard:
+            heard.append(phase)
+            signal.raise_signal(signal.SIGINT)
+
+    def run(command):
+        gc.callbacks.append(hook)
+        gc.collect()
+        gc.callbacks.remove(hook)
+        time.sleep(10)
+        return 0
+
+    heard = []
+    monkeypatch.setattr(Sample, "run", run)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        began = time.monotonic()
+        assert main(["sample", "--d", "2", "--out", "a"]) == 2
+        assert time.monotonic() - began < 5 and heard
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == "underhood: stopped by Ctrl-C\n"
+
+
+def test_reproduce_says_in_one_line_that_its_folder_cannot_be_written_to(tmp_path, capfd):
+    (tmp_path / "file").write_text("an earlier result")
+    assert main(["reproduce", "table4", "--out", str(tmp_path / "file")]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("underhood: the folder ") and error.count("\n") == 1 and "--out" in error
+    assert (tmp_path / "file").read_text() == "an earlier result"

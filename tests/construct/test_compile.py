@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import warnings
 
 import equinox as eqx
 import jax
@@ -266,3 +267,32 @@ def test_the_command_says_by_how_much_it_missed(tmp_path, capsys):
 def test_short_horizons(horizon):
     for target in ("gated-rnn-minimal", "lru", "lstm", "gru"):
         assert uh.compile(uh.random_attention(2, seed=3), to=target, horizon=horizon).verified, target
+
+
+@pytest.mark.parametrize("target", ["gated-rnn", "gated-rnn-compact", "gated-rnn-minimal", "lru", "lstm", "gru"])
+@pytest.mark.parametrize(("size", "dtype"), [(1e200, "float64"), (1e110, "float64"), (1e30, "float32")])
+def test_outputs_beyond_the_dtype_are_refused_before_anything_overflows(target, size, dtype):
+    one = uh.random_attention(2)
+    large = uh.LinearAttention(*(size * np.asarray(w) for w in (one.w_value, one.w_key, one.w_query)))
+    with warnings.catch_warnings(), pytest.raises(uh.UnderhoodError, match=f"are numbers of {dtype}, below 1e"):
+        warnings.simplefilter("error")
+        uh.compile(large, to=target, dtype=dtype, horizon=5)
+
+
+def test_a_gated_rnn_with_outputs_beyond_float64_is_refused():
+    network = uh.compile(uh.random_attention(2), to="gated-rnn", horizon=5).model
+    large = eqx.tree_at(lambda n: (n.output_gating.w_m, n.readout), network, replace_fn=lambda w: 1e160 * np.asarray(w))
+    with warnings.catch_warnings(), pytest.raises(uh.UnderhoodError, match="are numbers of float64"):
+        warnings.simplefilter("error")
+        uh.compile(large, to="lru", horizon=5)
+
+
+@pytest.mark.parametrize("target", ["gated-rnn-minimal", "gru"])
+def test_a_head_of_rank_0_beside_another_is_no_hindrance(target):
+    two = uh.random_attention(2, heads=2)
+    silent = np.array(two.w_value)
+    silent[1] = 0
+    found = uh.compile(uh.LinearAttention(silent, two.w_key, two.w_query), to=target, horizon=12)
+    alone = uh.compile(uh.LinearAttention(silent[:1], two.w_key[:1], two.w_query[:1]), to=target, horizon=12)
+    assert found.verified
+    assert target == "gru" or found.hidden == alone.hidden  # a GRU layer keeps one silent product for it

@@ -105,3 +105,11 @@ def test_the_folder_can_be_called_and_so_can_the_function():
 
     run = folder(model(), TASK, FitConfig(steps=2, batch_size=2, held_out=2))
     assert run.steps == 2
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1e-3, 0.0, 1e300])
+def test_a_member_has_a_learning_rate_that_float32_holds(rate):
+    with pytest.raises(UnderhoodError, match="learning_rate is"):
+        members_of(CONFIG, [0], [rate])
+    with pytest.raises(UnderhoodError, match="learning_rate is"):
+        FitConfig(learning_rate=rate)

@@ -1,10 +1,15 @@
 """Ground truth: what was compiled and hidden comes back; what is not attention is not called so."""
 
+import warnings
+
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
 
 import underhood as uh
+from underhood.cells import GatedRNN
+from underhood.cells.gated_rnn import Gating
 from underhood.identify.forms import read
 from underhood.identify.recover import head_tensor
 from underhood.model import as_dtype
@@ -322,3 +327,34 @@ def test_bad_input_says_what_to_do(figure_1, changed) -> None:
     for wrong in ({"input_bound": -1.0}, {"horizon": 0}, {"tolerance": 2.0}):
         with pytest.raises(uh.UnderhoodError):
             uh.decompile(network, **wrong)
+
+
+@pytest.mark.parametrize("decays", [(0.0, 1.0), (0.0,), (0.5, 0.0), (0.0, 0.0)])
+@pytest.mark.parametrize("target", ["gated-rnn", "gated-rnn-minimal"])
+def test_a_head_that_forgets_at_once_is_attention_with_decay_0(decays, target) -> None:
+    one = uh.random_attention(3, heads=len(decays), seed=2)
+    attention = uh.LinearAttention(one.w_value, one.w_key, one.w_query, np.array(decays))
+    network = uh.compile(attention, to=target, horizon=20).model
+    xs = np.random.default_rng(0).standard_normal((10, 3))
+    for model in (network, uh.disguise(network, seed=3)):
+        found = uh.decompile(model)
+        assert found.verdict == "decayed-attention"
+        assert sorted(set(np.asarray(found.attention.decay).tolist())) == sorted(set(decays))
+        np.testing.assert_allclose(found.attention(xs), attention(xs), rtol=1e-11, atol=1e-11)
+        assert np.abs(found.attention(xs) - model(xs)).max() <= found.certificate.max_abs_error
+
+
+def test_a_square_at_once_is_not_attention_with_decay_0() -> None:
+    """(x_1 · 1)(x_1 · 1): of degree 2, which no head has."""
+    one = np.array([[1.0, 0.0, 0.0]]), np.array([[0.0, 0.0, 1.0]])
+    model = GatedRNN.from_lambda(Gating(*one), [0.0], Gating(np.eye(1), np.eye(1)), np.ones((2, 1)))
+    assert uh.decompile(model).verdict == "not-attention"
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_outputs_whose_squares_are_no_numbers_are_refused(figure_1, size: float) -> None:
+    network = figure_1(uh.random_attention(2))
+    network = eqx.tree_at(lambda n: n.readout, network, size * np.asarray(network.readout))
+    with warnings.catch_warnings(), pytest.raises(uh.UnderhoodError, match="between 1e-140 and 1e\\+140"):
+        warnings.simplefilter("error")
+        uh.decompile(network)

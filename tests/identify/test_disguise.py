@@ -1,5 +1,8 @@
 """A disguise keeps the function and changes the weights."""
 
+import warnings
+
+import equinox as eqx
 import numpy as np
 import pytest
 
@@ -54,3 +57,27 @@ def test_dtype_stays(figure_1) -> None:
 def test_attention_has_no_weights_to_hide() -> None:
     with pytest.raises(uh.UnderhoodError, match="disguise takes a gated RNN"):
         uh.disguise(uh.random_attention(3))
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-30])
+@pytest.mark.parametrize("target", ["gated-rnn", "gated-rnn-minimal"])
+def test_weights_of_any_size_keep_the_function_and_are_read_again(size: float, target: str) -> None:
+    one = uh.random_attention(2)
+    attention = uh.LinearAttention(*(size * np.asarray(w) for w in (one.w_value, one.w_key, one.w_query)))
+    network = uh.compile(attention, to=target, horizon=5).model
+    hidden = uh.disguise(network, seed=1)  # spreads a product of 1e60 and 1e30, which have to be balanced
+    xs = np.random.default_rng(0).standard_normal((20, 2))
+    wanted = attention(xs)
+    assert np.abs(hidden(xs) - wanted).max() <= 1e-12 * np.abs(wanted).max()
+    found = uh.decompile(hidden)
+    assert found.verdict == "linear-attention"
+    assert np.abs(found.attention(xs) - wanted).max() <= 1e-10 * np.abs(wanted).max()
+
+
+def test_weights_that_a_disguise_would_push_out_of_range_are_refused(figure_1) -> None:
+    network = figure_1(uh.random_attention(2))
+    largest = np.finfo(np.float64).max
+    network = eqx.tree_at(lambda n: n.readout, network, np.sign(network.readout) * largest)
+    with warnings.catch_warnings(), pytest.raises(uh.UnderhoodError, match="stay numbers of float64"):
+        warnings.simplefilter("error")
+        uh.disguise(network, seed=1)

@@ -13,7 +13,7 @@ import underhood as uh
 from tests.tolerance import agree
 from underhood.cells import ARCHITECTURES
 from underhood.cells.linear import Block
-from underhood.interop.files import load_with_header
+from underhood.interop.files import load_with_header, to_tensors
 
 
 def models():
@@ -132,6 +132,15 @@ def test_what_is_not_a_model_is_refused_in_one_line(case, tensors, header, says,
         uh.load(tmp_path / "bad")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value), case
+
+
+def test_both_branches_of_an_input_gating_read_the_same_inputs(tmp_path):
+    structure, tensors = to_tensors(uh.make_model("lru-in-out", 2, hidden=3))
+    name = "cells.0.input_gating.w_x"
+    wide = np.concatenate([tensors[name], tensors[name][:, :1]], axis=1)
+    by_hand(tmp_path / "bad", {**tensors, name: wide}, kind="stack", structure=json.dumps(structure))
+    with pytest.raises(uh.UnderhoodError, match=r"input_gating.w_x has shape"):
+        uh.load(tmp_path / "bad")
 
 
 def test_broken_files_are_refused_at_every_length(tmp_path):

@@ -1,6 +1,7 @@
 """A sweep on this machine: the numbers of its runs do not depend on workers, kills or what trained beside them."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -71,6 +72,15 @@ def test_a_run_that_diverges_leaves_the_others_alone():
     assert (one["status"], other["status"]) == ("done", "failed")
     assert "step" in other["reason"]
     assert numbers([one]) == numbers([alone])
+
+
+def test_an_error_where_results_are_kept_ends_the_workers(tmp_path):
+    def no_room(done, total, record):
+        raise UnderhoodError("results can be written", "File too large")
+
+    with pytest.raises(UnderhoodError, match="File too large"):
+        run_sweep(sweep({"hidden": [3, 4], "steps": 5}), tmp_path, workers=1, watch=no_room)
+    assert not multiprocessing.active_children()
 
 
 def test_killed_with_all_its_workers_and_resumed(tmp_path):

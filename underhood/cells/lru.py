@@ -63,6 +63,8 @@ class LRU(AbstractModel):
         require_shape("nu_log", self.nu_log, (None,), "(hidden,)")
         (hidden,) = self.nu_log.shape
         inputs = self.d if self.input_gating is None else self.input_gating.w_m.shape[0]
+        if self.input_gating is not None:
+            require_shape("input_gating.w_x", self.input_gating.w_x, (inputs, self.d), "as w_m has")
         require_shape("b_real", self.b_real, (hidden, inputs), "(hidden, inputs)")
         require_shape("c_real", self.c_real, (None, hidden), "(d_y, hidden)")
         read = self.c_real.shape[0]

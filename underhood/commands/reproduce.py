@@ -33,7 +33,8 @@ class Reproduce:
             require_covered(name, self.budget)
         wanted, records, began = self.artifacts or tuple(covered(self.budget)), [], time.monotonic()
         for index, name in enumerate(wanted):
-            note(f"[{index + 1}/{len(wanted)}] {name} … ({time.monotonic() - began:.0f} s so far)")
+            if len(wanted) > 1:
+                note(f"[{index + 1}/{len(wanted)}] {name} … ({time.monotonic() - began:.0f} s so far)")
             records.append(make_artifact(name, self.budget, self.out)[1])
         if self.json:
             print_json({"budget": self.budget, "artifacts": records})

@@ -17,6 +17,7 @@ from underhood.cells.linear import dense
 from underhood.construct import table3  # noqa: F401  (registers the targets)
 from underhood.construct.envelope import Envelope
 from underhood.construct.lowered import Lowered
+from underhood.construct.products import gated_products
 from underhood.construct.targets import ATTENTION, GATED, TARGETS, Target
 from underhood.construct.verify import Measured, measure
 from underhood.errors import UnderhoodError
@@ -60,6 +61,7 @@ class Compiled:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "model"}
 
 
+@np.errstate(all="ignore")  # what overflows is refused
 def compile(
     source: Any,
     to: str = "gated-rnn",
@@ -148,7 +150,23 @@ def _checked_envelope(source: Any, input_bound: float, horizon: int, order: int,
                 require_finite(f"{gating}.{branch}", dense(getattr(getattr(source, gating), branch)))
     elif source.decay is not None and not np.all((np.asarray(source.decay) >= 0) & (np.asarray(source.decay) <= 1)):
         raise UnderhoodError("decay lies in [0, 1]", np.asarray(source.decay).tolist())
-    return Envelope(float(input_bound), int(horizon), np.dtype(dtype))
+    envelope = Envelope(float(input_bound), int(horizon), np.dtype(dtype))
+    _require_room(source, envelope)
+    return envelope
+
+
+def _require_room(source: Any, envelope: Envelope) -> None:
+    """The outputs of the source, up to the horizon, are numbers of the network's dtype."""
+    if isinstance(source, LinearAttention):
+        sizes = [np.abs(w).sum(axis=2).max(axis=1) for w in (source.w_value, source.w_key, source.w_query)]
+        # v, k and q of the largest head; in logarithms, which do not overflow.
+        digits = np.max(sum(np.log10(size * envelope.input_bound) for size in sizes)) + np.log10(envelope.horizon)
+    else:
+        digits = np.log10(np.max(gated_products(source, envelope).output_bounds, initial=0.0))
+    limit = np.log10(np.finfo(envelope.dtype).max)
+    if not digits < limit:
+        rule = f"outputs up to the horizon are numbers of {envelope.dtype}, below 1e{limit:.0f}"
+        raise UnderhoodError(rule, f"up to about 1e{digits:.0f}", "Scale the weights down, or input_bound.")
 
 
 def _too_far(

@@ -130,7 +130,7 @@ def _share(heads: list[KeyValueForm]) -> KeyValueForm:
 def _symmetric(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """The quadratic form of each product v·x k·x as a flat symmetric matrix."""
     outer = values[:, :, None] * keys[:, None, :]
-    return ((outer + outer.transpose(0, 2, 1)) / 2).reshape(len(values), -1)
+    return ((outer + outer.transpose(0, 2, 1)) / 2).reshape(len(values), values.shape[1] ** 2)
 
 
 def _pivots(forms: np.ndarray) -> list[int]:

@@ -10,6 +10,17 @@ from underhood.errors import UnderhoodError
 PAPER_STEPS = 781_000  # 50,000 examples an epoch in batches of 64 for 1,000 epochs (Appendix B.1)
 
 
+LARGEST_RATE = 1e30  # float32, in which most networks train, ends at 3e38
+
+
+def require_rate(name: str, value: float) -> None:
+    """Rates are numbers from 0 on; a learning rate of 0 would not learn."""
+    if not 0 <= value <= LARGEST_RATE:
+        raise UnderhoodError(f"{name} is a number from 0 to {LARGEST_RATE:g}", value)
+    if name == "learning_rate" and value == 0:
+        raise UnderhoodError("learning_rate is above 0", value)
+
+
 @dataclasses.dataclass(frozen=True)
 class FitConfig:
     """AdamW with cosine annealing, as in Appendix B.1; everything that decides the result is in here."""
@@ -39,11 +50,7 @@ class FitConfig:
             if getattr(self, name) < 1:
                 raise UnderhoodError(f"{name} is a whole number from 1 on", getattr(self, name))
         for name in ("learning_rate", "final_learning_rate", "weight_decay", "epsilon"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise UnderhoodError(f"{name} is a finite number from 0 on", value)
-        if self.learning_rate == 0:
-            raise UnderhoodError("learning_rate is above 0", self.learning_rate)
+            require_rate(name, getattr(self, name))
         if not 0 <= self.seed < 2**31:
             raise UnderhoodError("seed is a whole number from 0 to 2³¹ − 1", self.seed)
 

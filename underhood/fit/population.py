@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Scalar
 
 from underhood.data.task import HELD_OUT, TRAINING, VALIDATION, AbstractTask, half_mean_square, stream_key
 from underhood.fit import adamw
-from underhood.fit.config import FitConfig
+from underhood.fit.config import FitConfig, require_rate
 from underhood.fit.kernels import forward, parts_of
 
 CHUNK = 50  # steps between two returns to Python: it costs 0.1 ms, and Ctrl-C is answered here
@@ -44,6 +44,10 @@ class Member:
     seed: int
     learning_rate: float
     weight_decay: float
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "weight_decay"):
+            require_rate(name, getattr(self, name))
 
 
 def members_of(

@@ -20,13 +20,15 @@ from underhood.identify.polynomial import Polynomial, distance, instantaneous, o
 from underhood.identify.probes import kv_score, q_score, read_forms_score
 from underhood.identify.recover import Heads, head_tensor, key_and_query, recover_heads
 from underhood.identify.smallest import find_smallest
-from underhood.identify.temporal import FADING, Structure, attention_outputs, find_structure
+from underhood.identify.temporal import FADING, Structure, attention_outputs, find_structure, sample_inputs
 from underhood.model import AbstractModel
 
 INPUT_BOUND, HORIZON = 4.0, 100
+SIZES = 1e-140, 1e140
 NEAREST = 0.1  # up to this relative distance, the nearest attention is worth showing to who was told "no"
 
 
+@np.errstate(all="ignore")  # what overflows is refused by its size
 def decompile(
     model: Any,
     *,
@@ -53,6 +55,7 @@ def decompile(
         if isinstance(model, DenseGatedRNN) and "eigenvectors" in error.rule:
             return _through_probe(model, against, tolerance, seed)
         raise
+    _require_size(reading)
     structure = find_structure(reading, tolerance)
     polynomial = instantaneous(reading)
     xs = np.random.default_rng(seed + 1).standard_normal((16, 32, reading.d))
@@ -116,6 +119,15 @@ def _check(model: Any, against: Any, tolerance: float | None, input_bound: float
         raise UnderhoodError("tolerance is between 0 and 1", tolerance)
     if against is not None:
         check_against(against, model.d, model.d_out)
+
+
+def _require_size(reading: Reading) -> None:
+    """Squares of the outputs are compared: they have to be numbers of float64, too."""
+    largest = float(np.abs(reading(sample_inputs(reading.d))).max())
+    least, most = SIZES
+    if largest != 0 and not least <= largest <= most:
+        rule = f"the outputs of a network to decompile are zero, or between {least:g} and {most:g} at their largest"
+        raise UnderhoodError(rule, f"{largest:.3g}", "Scale its readout.")
 
 
 def _through_probe(model: Any, against: LinearAttention | None, tolerance: float | None, seed: int) -> Found:

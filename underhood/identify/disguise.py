@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -41,19 +42,25 @@ class _Weights:
     readout: Float[Array, "d_out m"]
 
 
+@np.errstate(all="ignore")  # what overflows is refused below
 def disguise(model: Any, *, seed: int = 0) -> Any:
     """A network with other weights, more neurons and the same function."""
-    random = np.random.default_rng(seed)
-    if isinstance(model, Stack):
-        return disguise_stack(model, random)
-    if isinstance(model, DenseGatedRNN):
-        return _disguise_dense(model, random)
-    if not isinstance(model, GatedRNN):
+    kinds = {Stack: disguise_stack, DenseGatedRNN: _disguise_dense, GatedRNN: _disguise_diagonal}
+    change = next((change for kind, change in kinds.items() if isinstance(model, kind)), None)
+    if change is None:
         raise UnderhoodError(
             "disguise takes a gated RNN or a stack of cells",
             getattr(model, "kind", type(model).__name__),
             "Compile an attention first: underhood compile.",
         )
+    hidden = change(model, np.random.default_rng(seed))
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(hidden)):
+        rule = f"disguise scales and mixes weights, which stay numbers of {model.dtype}"
+        raise UnderhoodError(rule, "weights too large for that", "Scale the network down first.")
+    return hidden
+
+
+def _disguise_diagonal(model: GatedRNN, random: np.random.Generator) -> GatedRNN:
     weights = _weights_of(model)
     working = (_copies, _mix_queries, _mix_memory, _spread, _share) if len(weights.left) else ()
     for change in (*working, _dead, _gauge, _permute):
@@ -174,6 +181,7 @@ def _mix_memory(weights: _Weights, random: np.random.Generator) -> _Weights:
 def _spread(weights: _Weights, random: np.random.Generator) -> _Weights:
     """u vᵀ as a sum of other rank-one kernels with the same readout: B.2 in the other direction."""
     lefts, rights, columns = [], [], []
+    states = np.abs(weights.w_m).max(axis=1) * np.abs(weights.w_x).max(axis=1)  # about how large they get
     spread = random.random(len(weights.left)) < 0.25
     spread[random.integers(len(spread))] = True
     for j, (u, v, column) in enumerate(zip(weights.left, weights.right, weights.readout.T, strict=True)):
@@ -183,7 +191,8 @@ def _spread(weights: _Weights, random: np.random.Generator) -> _Weights:
             other = v * random.uniform(0.2, 0.8, len(v))  # u vᵀ = u v'ᵀ + u (v − v')ᵀ
             rows = [(u, other, 1.0), (u, v - other, 1.0)]
         else:
-            scale = _factors(random, 1)[0]  # uv = ½((su + v/s)² − s²u² − v²/s²) after symmetrisation
+            # uv = ½((su + v/s)² − s²u² − v²/s²) after symmetrisation; readings of one size, or digits would be lost.
+            scale = _factors(random, 1)[0] * _balance(u * states, v * states)
             a, b = scale * u, v / scale
             rows = [(a + b, a + b, 0.5), (a, a, -0.5), (b, b, -0.5)]
         for first, second, factor in rows:
@@ -191,6 +200,12 @@ def _spread(weights: _Weights, random: np.random.Generator) -> _Weights:
             rights.append(second)
             columns.append(factor * column)
     return replace(weights, left=np.array(lefts), right=np.array(rights), readout=np.array(columns).T)
+
+
+def _balance(first: Array, second: Array) -> float:
+    """The factor that first takes, and second gives, to be of one size."""
+    factor = float(np.sqrt(np.abs(second).max()) / np.sqrt(np.abs(first).max()))
+    return factor if np.isfinite(factor) and factor > 0 else 1.0
 
 
 def _share(weights: _Weights, random: np.random.Generator) -> _Weights:

@@ -116,8 +116,18 @@ def _candidates(reading: Reading, xs: Array) -> list[tuple[Array, tuple[float, .
         nearest = np.argmin(np.abs(lambda_[:, None] - values[None]), axis=1)
         several = np.where(lambda_ < values.min() / 2, -1, nearest)
         means = tuple(float(lambda_[relevant][index == g].mean()) for g in range(len(values)))
-        return [*single, (several, means)]
-    return single
+        single.append((several, means))
+    # Neurons that forget at once and hold products may be the memory of a head whose decay is 0.
+    sizes = np.abs(reading.forms)
+    instant = matters & (
+        (sizes * (reading.degree == 2)).max(axis=1, initial=0.0) > 1e-9 * sizes.max(axis=1, initial=0.0)
+    )
+    found = list(single)
+    for memory_of, decays in single if instant.any() else []:
+        if not (matters & (memory_of >= 0)).any():
+            memory_of, decays = np.full_like(memory_of, -1), ()
+        found.append((np.where(instant & (memory_of < 0), len(decays), memory_of), (*decays, 0.0)))
+    return found
 
 
 def _split(

@@ -38,6 +38,20 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> Path:
     return path
 
 
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder, made with those above it unless it is there, and open to writing."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        remedy = "Choose another with --out."
+        raise UnderhoodError(
+            f"the folder {path} can be made and written to", error.strerror or error, remedy
+        ) from error
+    return path
+
+
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """The file's content, or one line on why not."""
     try:

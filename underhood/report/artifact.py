@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import underhood
 from underhood.errors import UnderhoodError
-from underhood.interop.atomic import write_atomically
+from underhood.interop.atomic import make_folder, write_atomically
 from underhood.registry import Registry
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def require_covered(name: str, budget: str) -> None:
 def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str, Any]]:
     """Make one artifact and write its JSON, PNG and PDF under `out`/`budget`; the JSON comes last."""
     require_covered(name, budget)
+    folder = make_folder(out / budget)
     began = time.perf_counter()
     artifact = ARTIFACTS[name](budget, out / budget / "runs")
     record = {
@@ -109,8 +110,6 @@ def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str
         "networks": list(artifact.networks),
         "provenance": provenance(artifact, time.perf_counter() - began),
     }
-    folder = out / budget
-    folder.mkdir(parents=True, exist_ok=True)
     if artifact.figure is not None:
         for suffix in ("png", "pdf"):
             write_atomically(folder / f"{name}.{suffix}", rendered(artifact.figure, suffix))

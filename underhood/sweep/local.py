@@ -28,10 +28,12 @@ def run_here(jobs: Sequence[dict[str, Any]], folder: Path, workers: int, done: C
     with _one_thread_each():
         while waiting:
             try:
-                for identity, results in _pooled(list(waiting.values()), folder, min(workers, len(waiting)), attempts):
-                    done(results)
-                    del waiting[identity]
-                    shutil.rmtree(folder / identity, ignore_errors=True)
+                pooled = _pooled(list(waiting.values()), folder, min(workers, len(waiting)), attempts)
+                with contextlib.closing(pooled):  # an error of `done` ends the workers, too
+                    for identity, results in pooled:
+                        done(results)
+                        del waiting[identity]
+                        shutil.rmtree(folder / identity, ignore_errors=True)
             except BrokenProcessPool:
                 # Which job did it is not known: all that were under way count an attempt and go on from a checkpoint.
                 worst = max(waiting, key=lambda identity: attempts[identity])
@@ -61,9 +63,11 @@ def _pooled(
                 identity = running.pop(future)
                 yield identity, future.result()
     except BaseException:
+        workers_of_pool = list((pool._processes or {}).values())  # public from Python 3.14 on: kill_workers
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in multiprocessing.active_children():
-            child.kill()
+        for process in workers_of_pool:
+            process.kill()
+            process.join()
         raise
     finally:
         pool.shutdown()

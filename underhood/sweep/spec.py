@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from underhood.errors import UnderhoodError
+from underhood.fit.config import LARGEST_RATE
 
 MOST_RUNS = 1_000_000
 MOST_BYTES = 64 * 2**20
@@ -39,7 +40,8 @@ def _seeds(value: Any) -> Any:
 
 
 Positive = Annotated[int, Field(ge=1, le=10**9)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=LARGEST_RATE, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, le=LARGEST_RATE, allow_inf_nan=False)]
 Several = Field(min_length=1)
 
 
@@ -55,7 +57,7 @@ class RunSpec(BaseModel):
     pre_readout: Positive | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     learning_rate: Rate = 1e-3
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    weight_decay: Decay = 0.0
     optimizer: Literal["adamw", "levenberg"] = "adamw"
     steps: Positive = 10_000
     batch_size: Positive = 64
@@ -100,7 +102,7 @@ class Entry(BaseModel):
     pre_readout: Annotated[list[Positive] | None, BeforeValidator(lambda v: v if v is None else _listed(v))] = None
     seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], BeforeValidator(_seeds), Several] = [0]
     learning_rate: Annotated[list[Rate], BeforeValidator(_listed), Several] = [1e-3]
-    weight_decay: Annotated[list[NonNegativeFloat], BeforeValidator(_listed), Several] = [0.0]
+    weight_decay: Annotated[list[Decay], BeforeValidator(_listed), Several] = [0.0]
     optimizer: Annotated[list[Literal["adamw", "levenberg"]], BeforeValidator(_listed), Several] = ["adamw"]
     steps: Positive = 10_000
     batch_size: Positive = 64

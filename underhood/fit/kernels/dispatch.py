@@ -76,7 +76,7 @@ def forward(model: AbstractModel, xs: Float[Array, "b t d"], last: bool = False)
 
 
 def parts_of(model: AbstractModel, batch: int, steps: int) -> int:
-    """Into how many equal parts a batch is best cut, to be worked on one after the other; 1 where they would be small."""
+    """Into how many equal parts a batch is best cut, to be worked on in turn; 1 where they would be small."""
     rule = AT_ONCE.get(type(model))
     at_once = (rule(model, steps) if rule else None) or batch
     parts = next(parts for parts in range(1, batch + 1) if batch % parts == 0 and batch <= parts * at_once)
