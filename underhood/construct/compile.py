@@ -160,13 +160,14 @@ def _require_room(source: Any, envelope: Envelope) -> None:
     if isinstance(source, LinearAttention):
         sizes = [np.abs(w).sum(axis=2).max(axis=1) for w in (source.w_value, source.w_key, source.w_query)]
         # v, k and q of the largest head; in logarithms, which do not overflow.
-        digits = np.max(sum(np.log10(size * envelope.input_bound) for size in sizes)) + np.log10(envelope.horizon)
+        digits = np.max(sum(map(np.log10, sizes))) + 3 * np.log10(envelope.input_bound) + np.log10(envelope.horizon)
     else:
         digits = np.log10(np.max(gated_products(source, envelope).output_bounds, initial=0.0))
     limit = np.log10(np.finfo(envelope.dtype).max)
     if not digits < limit:
         rule = f"outputs up to the horizon are numbers of {envelope.dtype}, below 1e{limit:.0f}"
-        raise UnderhoodError(rule, f"up to about 1e{digits:.0f}", "Scale the weights down, or input_bound.")
+        got = f"up to about 1e{digits:.0f}" if np.isfinite(digits) else "more than float64 holds"
+        raise UnderhoodError(rule, got, "Scale the weights down, or input_bound.")
 
 
 def _too_far(

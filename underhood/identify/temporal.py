@@ -28,6 +28,8 @@ MOST_DECAYS = 8  # more distinct decays than this, each a head of its own, are n
 # than a thousandth of the output cannot be told from noise.
 NOISE_RANK, EXACT_NOISE, EXACT_TOLERANCE, NOISY_TOLERANCE = 5, 1e-11, 1e-8, 1e-3
 
+_Candidate = tuple[Array, tuple[float, ...]]
+
 FADING = "memory that fades at its own rate"
 _KINDS = ("constant", "linear", "quadratic")
 
@@ -97,7 +99,7 @@ def attention_outputs(
     return total
 
 
-def _candidates(reading: Reading, xs: Array) -> list[tuple[Array, tuple[float, ...]]]:
+def _candidates(reading: Reading, xs: Array) -> list[_Candidate]:
     """Assignments of neurons to decays (−1: forget), the simplest first."""
     lambda_ = np.real(reading.lambda_)
     weight = contributions(reading, xs[:4])
@@ -111,22 +113,27 @@ def _candidates(reading: Reading, xs: Array) -> list[tuple[Array, tuple[float, .
         sizes = np.bincount(index, weights=weight[relevant] ** 2)
         by_size = np.argsort(-sizes, kind="stable")
         decays += [float(lambda_[relevant][index == g].mean()) for g in by_size[:3]]
-    single = [(np.where(lambda_ < decay / 2, -1, 0), (decay,)) for decay in dict.fromkeys(decays)]
+    found: list[_Candidate] = [(np.where(lambda_ < decay / 2, -1, 0), (decay,)) for decay in dict.fromkeys(decays)]
     if 1 < len(values) <= MOST_DECAYS:
         nearest = np.argmin(np.abs(lambda_[:, None] - values[None]), axis=1)
         several = np.where(lambda_ < values.min() / 2, -1, nearest)
         means = tuple(float(lambda_[relevant][index == g].mean()) for g in range(len(values)))
-        single.append((several, means))
-    # Neurons that forget at once and hold products may be the memory of a head whose decay is 0.
+        found.append((several, means))
+    return found + _with_instant(reading, found, matters)
+
+
+def _with_instant(reading: Reading, candidates: list[_Candidate], matters: Array) -> list[_Candidate]:
+    """The same beside a head of decay 0, whose memory are neurons that forget at once and hold products."""
     sizes = np.abs(reading.forms)
-    instant = matters & (
-        (sizes * (reading.degree == 2)).max(axis=1, initial=0.0) > 1e-9 * sizes.max(axis=1, initial=0.0)
-    )
-    found = list(single)
-    for memory_of, decays in single if instant.any() else []:
+    products = (sizes * (reading.degree == 2)).max(axis=1, initial=0.0)
+    instant = matters & (products > 1e-9 * sizes.max(axis=1, initial=0.0))
+    found: list[_Candidate] = []
+    for memory_of, decays in candidates:
         if not (matters & (memory_of >= 0)).any():
             memory_of, decays = np.full_like(memory_of, -1), ()
-        found.append((np.where(instant & (memory_of < 0), len(decays), memory_of), (*decays, 0.0)))
+        at_once = instant & (memory_of < 0)
+        if at_once.any():
+            found.append((np.where(at_once, len(decays), memory_of), (*decays, 0.0)))
     return found
 
 

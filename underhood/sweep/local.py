@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def run_here(jobs: Sequence[dict[str, Any]], folder: Path, workers: int, done: C
 
 def _pooled(
     jobs: Sequence[dict[str, Any]], folder: Path, workers: int, attempts: dict[str, int]
-) -> Iterator[tuple[str, list[Result]]]:
+) -> Generator[tuple[str, list[Result]], None, None]:
     spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     pool = concurrent.futures.ProcessPoolExecutor(workers, spawn, _begin, (os.getpid(),))
     queue, running = list(jobs), {}
