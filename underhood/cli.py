@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
 from typing import Annotated, Any, Union
 
 import tyro
@@ -53,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = None
     try:
         command = _parse(arguments)
-        with _interrupted_where_it_is_heard():
+        with _interrupts_are_heard():
             return command.run()
     except UnderhoodError as error:
         if getattr(command, "json", False):
@@ -74,27 +72,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _interrupted_where_it_is_heard() -> Iterator[None]:
-    """Ctrl-C raises, but not within a hook of the garbage collector (jax has one): Python would print it and go on."""
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not usual or threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _interrupts_are_heard() -> Iterator[None]:
+    """Ctrl-C that strikes where Python can only print it, in a hook of the garbage collector, say, comes once more."""
+    usual = sys.unraisablehook
 
-    def handler(number: int, frame: FrameType | None) -> None:
-        hooks = {getattr(hook, "__code__", None) for hook in gc.callbacks}
-        while frame is not None:
-            if frame.f_code in hooks:
-                threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
-                return
-            frame = frame.f_back
-        raise KeyboardInterrupt
+    def hook(unraisable: Any) -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            usual(unraisable)
 
-    signal.signal(signal.SIGINT, handler)
+    sys.unraisablehook = hook
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = usual
 
 
 def name_of(command: type) -> str:
