@@ -131,6 +131,6 @@ def text_of(value: Any) -> str:
     mantissa, power = f"{value:.1e}".split("e")
     exponent = int(power)
     if -3 <= exponent <= 4:
-        return f"{value:.3g}"
+        return f"{value:.3g}" if exponent < 3 else f"{float(f'{value:.2e}'):,.0f}"
     digits = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{mantissa}·10{digits}"
