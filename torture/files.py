@@ -21,7 +21,7 @@ from torture.children import Child, command, in_processes
 from torture.tally import Tally
 
 BATCH = 250  # inputs of one process: what a crash of the process can take with it is one of them
-INPUTS = {"small": 600, "long": 20_500}
+INPUTS = {"small": 400, "long": 20_500}
 
 
 @dataclasses.dataclass(frozen=True)

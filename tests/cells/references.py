@@ -13,10 +13,10 @@ def attention(model, xs):
     decay = np.ones(len(w_value)) if model.decay is None else np.asarray(model.decay)
     ys = np.zeros((len(xs), w_value.shape[1]))
     for head in range(len(w_value)):
+        values, keys, queries = ([w[head] @ x for x in xs] for w in (w_value, w_key, w_query))
         for t in range(len(xs)):
             for s in range(t + 1):
-                score = (w_key[head] @ xs[s]) @ (w_query[head] @ xs[t])
-                ys[t] += decay[head] ** (t - s) * score * (w_value[head] @ xs[s])
+                ys[t] += decay[head] ** (t - s) * (keys[s] @ queries[t]) * values[s]
     return ys
 
 

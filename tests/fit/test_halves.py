@@ -46,7 +46,6 @@ one = jax.local_devices()[:1]
 for task, name, dtype in (
     (TeacherStudent(uh.random_attention(2), 8), "gated-rnn", "float32"),
     (LinearRegression(4, 2, 1), "gated-rnn", "float32"),  # reads the last step only
-    (TeacherStudent(uh.random_attention(2), 5), "lstm", "float32"),
     (TeacherStudent(uh.random_attention(2), 5), "lru", "float64"),  # no kernel of its own
 ):
     config = FitConfig(steps=100, batch_size=6, held_out=8)
