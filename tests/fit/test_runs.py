@@ -256,3 +256,10 @@ def test_killed_for_good_and_resumed(tmp_path):
     assert process.wait() == -signal.SIGKILL
     assert start(broken).wait(timeout=300) == 0
     assert files_of(broken) == files_of(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize("member", ["1e999", "null", '"x"', "[]"])
+def test_a_log_that_names_no_member_is_one_line(member, tmp_path):
+    (tmp_path / "log").write_text(f'{{"step": 1, "member": {member}}}\n')
+    with pytest.raises(UnderhoodError, match="one JSON object a line; got line 1"):
+        read_metrics(tmp_path / "log")

@@ -8,6 +8,7 @@ import torch
 
 import underhood as uh
 from tests.tolerance import agree
+from underhood.interop.state_dict import read_state_dict
 from underhood.interop.torch_import import from_state_dict, import_model
 
 
@@ -107,3 +108,15 @@ def test_zero_biases_do_not_matter():
     assert from_state_dict(tensors, "attention", heads=2).heads == 2
     with pytest.raises(uh.UnderhoodError, match="heads are for"):
         from_state_dict({"w": np.ones(2)}, "lstm", heads=2)
+
+
+def test_safetensors_with_a_length_that_looks_like_a_pickle_are_read(tmp_path):
+    """A header of 0x480 bytes makes the file begin as a pickle of protocol 4 does."""
+    tensors = {name: np.eye(2) for name in ("w_value", "w_key", "w_query")}
+    path, note = tmp_path / "a.safetensors", 0
+    while not path.exists() or not path.read_bytes().startswith(b"\x80\x04"):
+        note += 8
+        safetensors.numpy.save_file(tensors, path, metadata={"note": "x" * note})
+        assert note < 2000
+    found, _ = read_state_dict(path)
+    assert found.keys() == tensors.keys()

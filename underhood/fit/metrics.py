@@ -108,7 +108,7 @@ def _parsed(path: Path, content: bytes) -> list[dict[str, Any]]:
         try:
             entry = json.loads(line)
             lines.append({**entry, "member": int(entry["member"])})
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):  # a member of 1e999 among them
             raise UnderhoodError(
                 f"{path} holds one JSON object a line",
                 f"line {number}: {line[:60]!r}",

@@ -42,7 +42,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> tuple[Tensors, dict[str, An
     description: dict[str, Any] = {}
     if content.startswith(ZIP) and _is_npz(path, content):
         tensors: dict[str, Any] = _read_npz(path, content)
-    elif content.startswith((ZIP, PICKLE)):
+    elif content.startswith((ZIP, PICKLE)) and not _is_safetensors(content):
         tensors = _read_torch(path, content)
     else:
         header, tensors = read_tensors(path)
@@ -74,6 +74,11 @@ def listed(tensors: Tensors) -> str:
     """Names and shapes for an error, cut short where there are many."""
     rows = [f"{name} {tuple(np.shape(tensor))}" for name, tensor in sorted(tensors.items())]
     return ", ".join(rows[:8]) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "") or "none"
+
+
+def _is_safetensors(content: bytes) -> bool:
+    """A length that fits, then JSON. Lengths of 1,152 and others begin with the bytes that a pickle begins with."""
+    return content[8:9] == b"{" and int.from_bytes(content[:8], "little") <= len(content) - 8
 
 
 def _is_npz(path: Any, content: bytes) -> bool:
