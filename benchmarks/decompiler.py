@@ -19,14 +19,14 @@ import numpy as np
 import optax
 
 import underhood as uh
+from benchmarks.spoiled import DEFECTS, fitted_to_softmax, rebuilt, spoil
+from benchmarks.worst_input import tensor_of, worst_error
 from underhood.cells.linear import dense
 from underhood.construct.forms import compact, figure_1
 from underhood.construct.gated import to_gated_rnn
 from underhood.construct.minimal import minimal
 from underhood.identify.forms import read
 from underhood.identify.polynomial import instantaneous
-from underhood.identify.recover import head_tensor
-from underhood.identify.temporal import attention_outputs
 
 OUT = Path("results/bench/decompiler.json")
 # The compiler's own forms, without its verification, which takes longer than all that is measured here.
@@ -35,10 +35,6 @@ TARGETS = {"gated-rnn": figure_1, "gated-rnn-compact": compact, "gated-rnn-minim
 
 def compiled(attention: uh.LinearAttention, target: str) -> uh.GatedRNN:
     return to_gated_rnn(TARGETS[target](attention))
-
-
-def tensor_of(attention: uh.LinearAttention) -> np.ndarray:
-    return head_tensor(np.asarray(attention.w_value, np.float64), attention.key_query)
 
 
 def relative(found: np.ndarray, true: np.ndarray) -> float:
@@ -79,83 +75,6 @@ def positives(count: int) -> dict[str, Any]:
             if not all(checks.values()):
                 wrong.append({"seed": seed, "target": target, **checks})
     return {"attentions": count, "networks": networks, "right": dict(right), "worst_map": worst, "wrong": wrong}
-
-
-def _rebuilt(network: uh.GatedRNN, **changes: np.ndarray) -> uh.GatedRNN:
-    arrays = {
-        "w_m": dense(network.input_gating.w_m),
-        "w_x": dense(network.input_gating.w_x),
-        "lambda_": network.lambda_,
-        "left": dense(network.output_gating.w_m),
-        "right": dense(network.output_gating.w_x),
-        "readout": dense(network.readout),
-    }
-    new = {name: np.array(changes.get(name, array), np.float64) for name, array in arrays.items()}
-    gatings = uh.Gating(new["w_m"], new["w_x"]), uh.Gating(new["left"], new["right"])
-    return uh.GatedRNN.from_lambda(gatings[0], new["lambda_"], gatings[1], new["readout"])
-
-
-def _used_memory(network: uh.GatedRNN) -> np.ndarray:
-    """Memory neurons whose removal changes the output."""
-    lambda_ = np.asarray(network.lambda_)
-    found = uh.decompile(network)
-    assert found.neurons is not None
-    return np.flatnonzero((lambda_ == 1) & (found.neurons.contribution > 1e-6))
-
-
-def spoil(network: uh.GatedRNN, kind: str, random: np.random.Generator) -> uh.GatedRNN:
-    """One defect in a network that was attention."""
-    if kind == "one gating weight 1 % off":
-        name = ("w_m", "w_x", "left", "right")[int(random.integers(4))]
-        gating = network.input_gating if name in ("w_m", "w_x") else network.output_gating
-        array = np.array(dense(gating.w_m if name in ("w_m", "left") else gating.w_x))
-        where = np.argwhere(array != 0)
-        array[tuple(where[random.integers(len(where))])] *= 1.01
-        return _rebuilt(network, **{name: array})
-    memory = _used_memory(network)
-    one, other = random.choice(memory), random.choice(memory)
-    if kind == "one memory λ at 0.99":
-        lambda_ = np.array(network.lambda_)
-        lambda_[one] = 0.99
-        return _rebuilt(network, lambda_=lambda_)
-    if kind == "linear term of 1 %":
-        branch = np.array(dense(network.input_gating.w_m))
-        branch[one, -1] += 0.01 * np.abs(branch[one]).max()
-        return _rebuilt(network, w_m=branch)
-    unit, readout = np.eye(network.hidden), np.asarray(dense(network.readout))
-    column = 0.01 * np.abs(readout).max() * random.standard_normal((network.d_out, 1))
-    return _rebuilt(
-        network,
-        left=np.vstack([dense(network.output_gating.w_m), unit[one]]),
-        right=np.vstack([dense(network.output_gating.w_x), unit[other]]),
-        readout=np.hstack([readout, column]),
-    )
-
-
-def fitted_to_softmax(seed: int) -> uh.GatedRNN:
-    """Random gatings with λ in {0, 1}, and the readout that best matches softmax attention."""
-    random = np.random.default_rng(seed)
-    d, hidden, rows = 3, 24, 40
-    gatings = [random.standard_normal((2, hidden, d + 1)) / 2, random.standard_normal((2, rows, hidden)) / 4]
-    lambda_ = (random.random(hidden) < 0.6).astype(float)
-    draft = uh.GatedRNN.from_lambda(uh.Gating(*gatings[0]), lambda_, uh.Gating(*gatings[1]), np.eye(rows))
-    xs = random.standard_normal((64, 16, d))
-    values, keys, queries = random.standard_normal((3, d, d)) / np.sqrt(d)
-    scores = np.einsum("btk,bsk->bts", xs @ queries.T, xs @ keys.T)
-    scores = np.where(np.tril(np.ones((16, 16), bool)), scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    ys = (weights / weights.sum(axis=-1, keepdims=True)) @ xs @ values.T
-    features = read(draft)(xs).reshape(-1, rows)
-    readout, *_ = np.linalg.lstsq(features, ys.reshape(-1, d), rcond=None)
-    return _rebuilt(draft, readout=readout.T)
-
-
-DEFECTS = (
-    "one memory λ at 0.99",
-    "memory×memory of 1 %",
-    "linear term of 1 %",
-    "one gating weight 1 % off",
-)
 
 
 def negatives(count: int) -> dict[str, Any]:
@@ -201,74 +120,6 @@ def _after_one_weight(found: uh.Found, was: uh.LinearAttention | None) -> tuple[
     return f"linear-attention, {'one other head' if found.heads == 1 else 'more heads'}", as_it_was
 
 
-SEARCH_D, SEARCH_HIDDEN, SEARCH_ROWS = 6, 160, 240  # padded with zeros, so that jax compiles the search once
-
-
-@jax.jit
-@jax.vmap
-@jax.grad
-def _uphill(xs: jax.Array, weights: Any) -> jax.Array:
-    """∂/∂x of the largest gap between a gated RNN and T, for the direction of the ascent only."""
-    ones = jnp.concatenate([xs, jnp.ones((len(xs), 1), xs.dtype)], axis=1)
-    drive = (ones @ weights["w_m"].T) * (ones @ weights["w_x"].T)
-    lags = jnp.arange(len(xs))[::-1, None]
-    states = jnp.sum(weights["lambda_"] ** lags * drive, axis=0)
-    network = weights["readout"] @ ((weights["left"] @ states) * (weights["right"] @ states))
-    attention = jnp.einsum("iabc,ta,tb,c->i", weights["tensor"], xs, xs, xs[-1])
-    return jnp.max(jnp.abs(network - attention))
-
-
-def _padded(array: Any, shape: tuple[int, ...]) -> np.ndarray:
-    array = np.asarray(array, np.float64)
-    out = np.zeros(shape)
-    out[tuple(slice(size) for size in array.shape)] = array
-    return out
-
-
-def _search_weights(network: uh.GatedRNN, attention: uh.LinearAttention) -> dict[str, np.ndarray]:
-    d, n, m = SEARCH_D, SEARCH_HIDDEN, SEARCH_ROWS
-    branches = {}
-    for name, branch in (("w_m", network.input_gating.w_m), ("w_x", network.input_gating.w_x)):
-        array = np.asarray(dense(branch), np.float64)
-        branches[name] = np.concatenate([_padded(array[:, :-1], (n, d)), _padded(array[:, -1:], (n, 1))], axis=1)
-    return {
-        **branches,
-        "lambda_": _padded(network.lambda_, (n,)),
-        "left": _padded(dense(network.output_gating.w_m), (m, n)),
-        "right": _padded(dense(network.output_gating.w_x), (m, n)),
-        "readout": _padded(dense(network.readout), (d, m)),
-        "tensor": _padded(tensor_of(attention), (d, d, d, d)),
-    }
-
-
-def worst_error(
-    network: uh.GatedRNN, attention: uh.LinearAttention, bound: float, horizon: int, random: np.random.Generator
-) -> float:
-    """The largest |y_network − y_attention| that random search and gradient ascent on the inputs find."""
-    d, reading, tensor = network.d, read(network), tensor_of(attention)[None]
-
-    def gaps(xs: np.ndarray) -> np.ndarray:  # in NumPy; jax would compile each network anew
-        return np.abs(reading(xs) - attention_outputs(tensor, (1.0,), xs)).max(axis=(1, 2))
-
-    corners = bound * random.choice([-1.0, 1.0], (48, horizon, d))
-    repeated = np.repeat(bound * random.choice([-1.0, 1.0], (48, 1, d)), horizon, axis=1)
-    inside = random.uniform(-bound, bound, (32, horizon, d))
-    tried = np.concatenate([corners, repeated, inside])
-    values = gaps(tried)
-    xs = tried[np.argsort(-values)[:16]]
-    with jax.enable_x64(True):
-        weights = _search_weights(network, attention)
-        weights = {name: jnp.broadcast_to(leaf, (16, *leaf.shape)) for name, leaf in weights.items()}
-        for step in 2.0 * bound * 0.7 ** np.arange(12):
-            slope = np.asarray(_uphill(jnp.asarray(_padded(xs, (16, horizon, SEARCH_D))), weights))[:, :, :d]
-            xs = np.clip(xs + step * np.sign(slope), -bound, bound)
-            tried, values = np.concatenate([tried, xs]), np.concatenate([values, gaps(xs)])
-    worst = float(values.max())
-    for one in tried[np.argsort(-values)[:24]]:  # and as the models themselves compute it
-        worst = max(worst, float(np.abs(network(one) - attention(one)).max()))
-    return worst
-
-
 def certificates(count: int) -> dict[str, Any]:
     """Bounds against the worst error found, on exact, faded and noisy networks."""
     rows, refused, bound, horizon = [], [], 2.0, 32
@@ -281,11 +132,11 @@ def certificates(count: int) -> dict[str, Any]:
         size = 10.0 ** random.uniform(-7, -5.5)
         if kind != "exact":
             lambda_ = np.asarray(network.lambda_)
-            network = _rebuilt(network, lambda_=np.abs(lambda_ - size * random.random(len(lambda_))))
+            network = rebuilt(network, lambda_=np.abs(lambda_ - size * random.random(len(lambda_))))
         if kind == "noisy":
             readout = np.asarray(dense(network.readout))
             branch = np.asarray(dense(network.input_gating.w_m))
-            network = _rebuilt(
+            network = rebuilt(
                 network,
                 readout=readout * (1 + size * random.standard_normal(readout.shape)),
                 w_m=branch + size * random.standard_normal(branch.shape),
