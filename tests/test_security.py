@@ -140,7 +140,7 @@ def test_a_header_cannot_ask_for_a_matrix_of_any_size(tmp_path):
 
 def test_parts_of_a_network_have_the_kinds_they_must_have(tmp_path):
     """A readout that is a stack, or a cell that is a matrix, would fail later and far from here."""
-    from underhood.interop.files import from_tensors, to_tensors
+    from underhood.storage.files import from_tensors, to_tensors
 
     structure, tensors = to_tensors(uh.make_model("lstm", 2, hidden=3))
     for field, kind in (("readout", "stack"), ("embedding", "gating"), ("cells", "lstm-cell")):

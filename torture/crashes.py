@@ -114,7 +114,7 @@ def readable(folder: Path) -> str | None:
     """Every file by its kind: what cannot be read is half of a file."""
     from underhood.errors import UnderhoodError
     from underhood.fit.checkpoints import read_checkpoint
-    from underhood.interop.files import read_tensors
+    from underhood.storage.files import read_tensors
 
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or path.name.startswith("."):

@@ -33,7 +33,7 @@ def networks() -> dict[str, Any]:
 
 
 def model_files() -> dict[str, bytes]:
-    from underhood.interop.files import model_bytes
+    from underhood.storage.files import model_bytes
 
     return {name: model_bytes(model, {"by": "torture"}) for name, model in networks().items()}
 

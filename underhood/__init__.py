@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from underhood.fit.runs import fit, fit_population
     from underhood.identify.disguise import disguise
     from underhood.identify.found import Found
-    from underhood.interop.files import load, save
     from underhood.interop.foreign import decompile, probe
     from underhood.model import make_model
     from underhood.report.explore import explore
+    from underhood.storage.files import load, save
     from underhood.sweep.store import query
     from underhood.sweep.sweep import run_sweep
 
@@ -57,8 +57,8 @@ _EXPORTS = {
     "FitConfig": "fit.config",
     "fit": "fit.runs",
     "fit_population": "fit.runs",
-    "save": "interop.files",
-    "load": "interop.files",
+    "save": "storage.files",
+    "load": "storage.files",
     "decompile": "interop.foreign",
     "probe": "interop.foreign",
     "run_sweep": "sweep.sweep",

@@ -25,6 +25,8 @@ from underhood.errors import UnderhoodError
 
 def as_weight(value: Any) -> Any:
     """A float array of jax's in the dtype that `value` has; float16 and bfloat16 widen to float32."""
+    if hasattr(value, "detach"):  # a torch tensor
+        value = value.detach().cpu().numpy()
     if value is None or isinstance(value, jax.core.Tracer) or not _is_plain_array(value):
         return value  # a traced weight, a sparse matrix, or a placeholder of a jax transformation
     dtype = np.dtype(value.dtype) if hasattr(value, "dtype") else np.asarray(value).dtype

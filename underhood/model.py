@@ -1,7 +1,14 @@
-"""The contract that every model keeps: initial_state, step, scan and the call on a whole sequence agree."""
+"""The contract that every model keeps: initial_state, step, scan and the call on a whole sequence agree.
+
+What the package knows about an architecture is written in its class, in `cells/`: the fields say which weights may be
+missing, which are recurrent, and which parts have a structure of their own. Files, optimisers, torch, ONNX and pages
+follow from that.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import zlib
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -11,24 +18,66 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import as_input, as_sequence, dtype_of, like_input, precision_of
+from underhood.arrays import as_input, as_sequence, as_weight, dtype_of, like_input, precision_of, require_finite
 from underhood.errors import UnderhoodError
 from underhood.registry import Registry
 
 State = Any  # each cell's own: an array or a tuple of arrays
 
-# name → function(d, d_out, hidden, layers, key, dtype) that makes a randomly initialised model.
-ARCHITECTURES: Registry[Callable[..., AbstractModel]] = Registry("model")
+# kind → class, of models and of the parts they are made of; a class with a `kind` enters by being defined.
+KINDS: Registry[type[Part]] = Registry("kind", "underhood.attention.linear", "underhood.cells")
+CELL = "cell"  # in the kinds of a field: any model that a stack may hold
 
 
-class AbstractModel(eqx.Module):
+def tensor(*, optional: bool = False, recurrent: bool = False, sparse: bool = False, **options: Any) -> Any:
+    """A field that holds an array.
+
+    `optional`: None is allowed. `recurrent`: λ, or what it is made of, which weight decay leaves alone.
+    `sparse`: a `SparseMatrix` is allowed.
+    """
+    metadata = {"optional": optional, "recurrent": recurrent, "kinds": ("sparse",) if sparse else ()}
+    return eqx.field(**{"converter": as_weight, "metadata": metadata, **options})
+
+
+def part(kind: str, *, optional: bool = False, **options: Any) -> Any:
+    """A field that holds a module of this kind, or, with the kind `CELL`, a tuple of models."""
+    metadata = {"optional": optional, "kinds": (kind,), "implied": None if kind == CELL else kind}
+    return eqx.field(metadata=metadata, **options)
+
+
+class Part(eqx.Module):
+    """Weights with a kind: what can be saved, loaded and pickled in the dtype that it has."""
+
+    kind: ClassVar[str]
+    aliases: ClassVar[dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]] = {}
+    """Other names that a file written by hand may use: alias → (field, how to make it)."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" in cls.__dict__:
+            KINDS.register(cls.kind)(cls)
+
+    def __check_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+                require_finite(field.name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # jax would restore its float64 arrays as float32.
+        return {name: np.asarray(v) if isinstance(v, jax.Array) else v for name, v in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, as_weight(value) if isinstance(value, np.ndarray) else value)
+
+
+class AbstractModel(Part):
     """A causal map from one sequence (t, d) to (t, d_out), with a state that can be carried over.
 
     Subclasses write `_initial_state`, `_step` and, where there is a faster way than step by step, `_scan`;
     the public calls add what all models share: checked shapes, the weights' precision, and compilation.
     """
-
-    kind: ClassVar[str]
 
     @property
     @abstractmethod
@@ -106,6 +155,46 @@ def as_dtype(model: Any, dtype: Any) -> Any:
         )
 
 
+# Told apart by most readers, on white and in greyscale with the dashes of layers: for architectures that choose none.
+PALETTE = ("#1b7837", "#762a83", "#b35806", "#01665e", "#8c510a", "#c51b7d", "#4d4d4d", "#35978f")
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """A trainable model of the registry, and what commands, sweeps and figures need to know of it."""
+
+    name: str
+    """What the user types."""
+    make: Callable[..., AbstractModel]
+    """(d, *, d_out, hidden, layers, key, dtype), and further `sizes`, to a randomly initialised model."""
+    label: str
+    """Its name in figures and pages."""
+    colour: str
+    """The one colour that it has everywhere."""
+    most_layers: int | None = None
+    """None: any number."""
+    sizes: tuple[str, ...] = ()
+    """Further sizes that may be chosen, such as pre_readout."""
+    second_order: bool = False
+    """Whether the second-order solver trains it."""
+
+
+ARCHITECTURES: Registry[Architecture] = Registry("model", "underhood.cells")
+
+
+def architecture(
+    name: str, *, label: str | None = None, colour: str | None = None, **settings: Any
+) -> Callable[[Callable[..., AbstractModel]], Callable[..., AbstractModel]]:
+    """Decorator: register the function that makes a model under the name that users type."""
+
+    def register(make: Callable[..., AbstractModel]) -> Callable[..., AbstractModel]:
+        chosen = colour or PALETTE[zlib.crc32(name.encode()) % len(PALETTE)]
+        ARCHITECTURES.register(name)(Architecture(name, make, label or name, chosen, **settings))
+        return make
+
+    return register
+
+
 def make_model(
     name: str,
     d: int,
@@ -113,21 +202,22 @@ def make_model(
     hidden: int,
     d_out: int | None = None,
     layers: int = 1,
+    pre_readout: int | None = None,
     seed: int = 0,
     dtype: Any = np.float32,
 ) -> AbstractModel:
     """A randomly initialised model of the registry: `make_model("lstm", 4, hidden=64)`."""
-    import underhood.cells  # noqa: F401  (fills the registry)
-
-    for what, size in {
-        "d": d,
-        "hidden": hidden,
-        "layers": layers,
-        "d_out": d if d_out is None else d_out,
-    }.items():
+    chosen = ARCHITECTURES[name]
+    d_out = d if d_out is None else d_out
+    sizes = {} if pre_readout is None else {"pre_readout": pre_readout}
+    for what, size in {"d": d, "hidden": hidden, "layers": layers, "d_out": d_out, **sizes}.items():
         if size < 1:
-            raise UnderhoodError(f"{what} is a whole number from 1 on", size)
-    make = ARCHITECTURES[name]
+            raise UnderhoodError(f"expected {what} of 1 or more", size)
+    if chosen.most_layers is not None and layers > chosen.most_layers:
+        rule = f"expected at most {chosen.most_layers} layer{'s' * (chosen.most_layers > 1)} for {name}"
+        raise UnderhoodError(rule, layers)
+    for what in sizes.keys() - set(chosen.sizes):
+        raise UnderhoodError(f"{name} has no size {what} to choose", remedy="Leave it out.")
     with jax.enable_x64(np.dtype(dtype) == np.float64 or jax.config.read("jax_enable_x64")):
         key = jax.random.key(seed)
-        return make(d, d_out=d if d_out is None else d_out, hidden=hidden, layers=layers, key=key, dtype=dtype)
+        return chosen.make(d, d_out=d_out, hidden=hidden, layers=layers, key=key, dtype=dtype, **sizes)

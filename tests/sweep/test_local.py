@@ -16,7 +16,7 @@ from underhood.data import TASKS
 from underhood.errors import UnderhoodError
 from underhood.fit.config import FitConfig
 from underhood.fit.runs import fit
-from underhood.interop.files import load
+from underhood.storage.files import load
 from underhood.model import make_model
 from underhood.sweep import run_sweep
 from underhood.sweep.job import run_job

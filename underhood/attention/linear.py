@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +11,7 @@ from jaxtyping import Array, Float
 
 from underhood.arrays import as_weight, require_shape
 from underhood.errors import UnderhoodError
-from underhood.model import AbstractModel
+from underhood.model import AbstractModel, tensor
 
 FEW_KEYS = 8
 
@@ -35,10 +34,10 @@ class LinearAttention(AbstractModel):
 
     kind: ClassVar[str] = "linear-attention"
 
-    w_value: Float[Array, "h d_v d"] = eqx.field(converter=_with_heads)
-    w_key: Float[Array, "h d_k d"] = eqx.field(converter=_with_heads)
-    w_query: Float[Array, "h d_k d"] = eqx.field(converter=_with_heads)
-    decay: Float[Array, " h"] | None = eqx.field(converter=as_weight, default=None)
+    w_value: Float[Array, "h d_v d"] = tensor(converter=_with_heads)
+    w_key: Float[Array, "h d_k d"] = tensor(converter=_with_heads)
+    w_query: Float[Array, "h d_k d"] = tensor(converter=_with_heads)
+    decay: Float[Array, " h"] | None = tensor(optional=True, default=None)
 
     def __check_init__(self) -> None:
         require_shape("w_value", self.w_value, (None, None, None), "(heads, d_value, d)")

@@ -1,7 +1,7 @@
 """The recurrent networks of the paper, each with `initial_state`, `step`, `scan` and the call.
 
-A new architecture is one file here that registers itself, its line below, and its reference in
-tests/cells/references.py; the conformance tests find it in the registry.
+A new architecture is one file here that registers itself, its line below, and its test with the equations in NumPy
+(docs/extending.md); everything else finds it in the registry.
 """
 
 from underhood.cells.gated_rnn import DenseGatedRNN, GatedRNN, Gating

@@ -7,29 +7,41 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import ANY, as_weight, precision_of, require_shape
+from underhood.arrays import ANY, precision_of, require_shape
 from underhood.cells.linear import Matrix, apply, lecun_normal
 from underhood.cells.scan import diagonal_scan
 from underhood.errors import UnderhoodError
-from underhood.model import ARCHITECTURES, AbstractModel
+from underhood.model import AbstractModel, Part, architecture, part, tensor
 
 NU_MEMORY = -40.0  # λ = exp(−exp(ν)) is exactly 1 here, in float32 and in float64
 NU_FORGET = 7.0  # and exactly 0 here
 
 
-class Gating(eqx.Module):
+def nu_of(lambda_: Any) -> np.ndarray:
+    """ν with exp(−exp(ν)) = λ; exactly 0 and 1 at the ends."""
+    lambda_ = np.asarray(lambda_)
+    lambda_ = lambda_.astype(
+        np.float32 if lambda_.dtype.itemsize <= 4 and lambda_.dtype.kind not in "iub" else np.float64
+    )
+    if not np.all((lambda_ >= 0) & (lambda_ <= 1)):
+        raise UnderhoodError("λ lies in [0, 1], or hidden states explode", f"{np.min(lambda_)} to {np.max(lambda_)}")
+    inner = np.clip(lambda_, np.finfo(lambda_.dtype).tiny, 1 - np.finfo(lambda_.dtype).epsneg)
+    nu = np.log(-np.log(inner))
+    return np.where(lambda_ == 1, NU_MEMORY, np.where(lambda_ == 0, NU_FORGET, nu)).astype(lambda_.dtype)
+
+
+class Gating(Part):
     """g(x) = (W_m x) ⊙ (W_x x): the linear gating of Eq. 2."""
 
     kind: ClassVar[str] = "gating"
 
-    w_m: Matrix = eqx.field(converter=as_weight)
-    w_x: Matrix = eqx.field(converter=as_weight)
+    w_m: Matrix = tensor(sparse=True)
+    w_x: Matrix = tensor(sparse=True)
 
     def __check_init__(self) -> None:
         require_shape("w_m", self.w_m, (ANY, ANY), "(neurons, inputs)")
@@ -52,8 +64,6 @@ def append_one(x: Float[Array, "*t d"]) -> Float[Array, "*t d+1"]:
 
 class _AbstractGatedRNN(AbstractModel):
     """Eq. 2 without its recurrence; the fields stand in each class, in the order of the data's way."""
-
-    parts: ClassVar[dict[str, str]] = {"input_gating": "gating", "output_gating": "gating"}
 
     @property
     def d(self: Any) -> int:
@@ -91,11 +101,12 @@ class GatedRNN(_AbstractGatedRNN):
     """Eq. 2 with diagonal recurrence, λ = exp(−exp(ν)) in [0, 1]."""
 
     kind: ClassVar[str] = "gated-rnn"
+    aliases: ClassVar = {"lambda_": ("nu", nu_of)}
 
-    input_gating: Gating
-    nu: Float[Array, " n"] = eqx.field(converter=as_weight)
-    output_gating: Gating
-    readout: Matrix = eqx.field(converter=as_weight)
+    input_gating: Gating = part("gating")
+    nu: Float[Array, " n"] = tensor(recurrent=True)
+    output_gating: Gating = part("gating")
+    readout: Matrix = tensor(sparse=True)
 
     def __check_init__(self) -> None:
         self._check_sizes()
@@ -151,10 +162,10 @@ class DenseGatedRNN(_AbstractGatedRNN):
 
     kind: ClassVar[str] = "gated-rnn-dense"
 
-    input_gating: Gating
-    recurrence: Float[Array, "n n"] = eqx.field(converter=as_weight)
-    output_gating: Gating
-    readout: Matrix = eqx.field(converter=as_weight)
+    input_gating: Gating = part("gating")
+    recurrence: Float[Array, "n n"] = tensor(recurrent=True)
+    output_gating: Gating = part("gating")
+    readout: Matrix = tensor(sparse=True)
 
     def __check_init__(self) -> None:
         self._check_sizes()
@@ -185,31 +196,13 @@ class DenseGatedRNN(_AbstractGatedRNN):
         return self._output(states), state
 
 
-def nu_of(lambda_: Any) -> np.ndarray:
-    """ν with exp(−exp(ν)) = λ; exactly 0 and 1 at the ends."""
-    lambda_ = np.asarray(lambda_)
-    lambda_ = lambda_.astype(
-        np.float32 if lambda_.dtype.itemsize <= 4 and lambda_.dtype.kind not in "iub" else np.float64
-    )
-    if not np.all((lambda_ >= 0) & (lambda_ <= 1)):
-        raise UnderhoodError("λ lies in [0, 1], or hidden states explode", f"{np.min(lambda_)} to {np.max(lambda_)}")
-    inner = np.clip(lambda_, np.finfo(lambda_.dtype).tiny, 1 - np.finfo(lambda_.dtype).epsneg)
-    nu = np.log(-np.log(inner))
-    return np.where(lambda_ == 1, NU_MEMORY, np.where(lambda_ == 0, NU_FORGET, nu)).astype(lambda_.dtype)
+@architecture(
+    "gated-rnn", label="gated RNN", colour="#0072b2", most_layers=1, sizes=("pre_readout",), second_order=True
+)
+def _gated_rnn(d: int, *, layers: int, **sizes: Any) -> GatedRNN:
+    return GatedRNN.random(d=d, **sizes)
 
 
-@ARCHITECTURES.register("gated-rnn")
-def _gated_rnn(d: int, *, d_out: int, hidden: int, layers: int, key: Array, dtype: Any) -> GatedRNN:
-    _one_layer("gated-rnn", layers)
-    return GatedRNN.random(d=d, d_out=d_out, hidden=hidden, key=key, dtype=dtype)
-
-
-@ARCHITECTURES.register("gated-rnn-dense")
-def _dense_gated_rnn(d: int, *, d_out: int, hidden: int, layers: int, key: Array, dtype: Any) -> DenseGatedRNN:
-    _one_layer("gated-rnn-dense", layers)
-    return DenseGatedRNN.random(d=d, d_out=d_out, hidden=hidden, key=key, dtype=dtype)
-
-
-def _one_layer(name: str, layers: int) -> None:
-    if layers != 1:
-        raise UnderhoodError(f"{name} is one layer, as in Eq. 2", f"layers={layers}", "Leave layers at 1.")
+@architecture("gated-rnn-dense", label="gated RNN, dense", colour="#56b4e9", most_layers=1, sizes=("pre_readout",))
+def _dense_gated_rnn(d: int, *, layers: int, **sizes: Any) -> DenseGatedRNN:
+    return DenseGatedRNN.random(d=d, **sizes)

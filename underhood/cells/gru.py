@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import as_weight, require_shape
+from underhood.arrays import require_shape
 from underhood.cells.lstm import check_gates, random_gates, scan_driven
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
-from underhood.model import AbstractModel
+from underhood.model import AbstractModel, tensor
 
 # Rows of u, v and b, in the order of Eq. 16, 17 and 18.
 RESET, CANDIDATE, UPDATE = range(3)
@@ -32,10 +32,10 @@ class GRU(AbstractModel):
 
     kind: ClassVar[str] = "gru-cell"
 
-    u: Float[Array, "3 n d"] = eqx.field(converter=as_weight)
-    v: Float[Array, "3 n n"] = eqx.field(converter=as_weight)
-    b: Float[Array, "3 n"] = eqx.field(converter=as_weight)
-    b_hn: Float[Array, " n"] | None = eqx.field(converter=as_weight, default=None)  # torch's, inside the reset
+    u: Float[Array, "3 n d"] = tensor()
+    v: Float[Array, "3 n n"] = tensor()
+    b: Float[Array, "3 n"] = tensor()
+    b_hn: Float[Array, " n"] | None = tensor(optional=True, default=None)  # torch's, inside the reset
     reset: Reset = eqx.field(static=True, default="before")
 
     def __check_init__(self) -> None:
@@ -90,11 +90,11 @@ class GRU(AbstractModel):
         return scan_driven(self, xs, state)
 
 
-@register_stack("gru")
+@register_stack("gru", label="GRU", colour="#cc79a7")
 def _gru(inputs: int, hidden: int, key: Array, dtype: Any) -> GRU:
     return GRU.random(d=inputs, hidden=hidden, key=key, dtype=dtype)
 
 
-@register_stack("gru-after")
+@register_stack("gru-after", label="GRU, reset after", colour="#882255")
 def _gru_after(inputs: int, hidden: int, key: Array, dtype: Any) -> GRU:
     return GRU.random(d=inputs, hidden=hidden, key=key, dtype=dtype, reset="after")

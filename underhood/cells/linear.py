@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import as_weight, require_shape
+from underhood.arrays import require_shape
 from underhood.errors import UnderhoodError
+from underhood.model import Part, part, tensor
 
 MOST_DENSE = 2**29  # bytes: a file of a few lines can ask for any size
 
@@ -29,7 +30,7 @@ def dense(matrix: Matrix) -> np.ndarray:
     return matrix.dense() if isinstance(matrix, SparseMatrix) else np.asarray(matrix)
 
 
-class Block(eqx.Module):
+class Block(Part):
     """The paper's repeat(B, n): rows of B, each `repeats` times, the whole `tiles` times; or the transpose of that.
 
     It reads the columns from `start` on. Without `base`, B is the identity of size `width`. A product costs what B
@@ -38,7 +39,7 @@ class Block(eqx.Module):
 
     kind: ClassVar[str] = "block"
 
-    base: Float[Array, "rows width"] | None = eqx.field(converter=as_weight)
+    base: Float[Array, "rows width"] | None = tensor(optional=True)
     start: int = eqx.field(static=True)
     width: int = eqx.field(static=True)
     repeats: int = eqx.field(static=True, default=1)
@@ -83,12 +84,12 @@ class Block(eqx.Module):
         return matrix.T if self.transposed else matrix
 
 
-class SparseMatrix(eqx.Module):
+class SparseMatrix(Part):
     """Blocks above one another: all that the gatings of Figure 1 are, at O(d²) a product where dense takes O(d⁴)."""
 
     kind: ClassVar[str] = "sparse"
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block, ...] = part("block")
     columns: int = eqx.field(static=True)
 
     def __check_init__(self) -> None:
@@ -118,13 +119,13 @@ class SparseMatrix(eqx.Module):
         return matrix
 
 
-class Linear(eqx.Module):
+class Linear(Part):
     """y = W x + b: the embedding and the readout of a stack."""
 
     kind: ClassVar[str] = "linear"
 
-    weight: Float[Array, "rows columns"] = eqx.field(converter=as_weight)
-    bias: Float[Array, " rows"] = eqx.field(converter=as_weight)
+    weight: Float[Array, "rows columns"] = tensor()
+    bias: Float[Array, " rows"] = tensor()
 
     def __check_init__(self) -> None:
         require_shape("weight", self.weight, (None, None), "(rows, columns)")

@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float
 
-from underhood.arrays import as_weight, precision_of, require_shape
+from underhood.arrays import precision_of, require_shape
 from underhood.cells.gated_rnn import Gating
 from underhood.cells.linear import apply, lecun_normal
 from underhood.cells.scan import diagonal_scan
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
-from underhood.model import AbstractModel
+from underhood.model import AbstractModel, part, tensor
 
 Form = Literal["out", "in-out", "in-skip"]
 
@@ -39,18 +39,17 @@ class LRU(AbstractModel):
     """
 
     kind: ClassVar[str] = "lru-cell"
-    parts: ClassVar[dict[str, str]] = {"input_gating": "gating", "output_gating": "gating"}
 
-    nu_log: Float[Array, " n"] = eqx.field(converter=as_weight)
-    theta_log: Float[Array, " n"] = eqx.field(converter=as_weight)
-    gamma_log: Float[Array, " n"] = eqx.field(converter=as_weight)
-    b_real: Float[Array, "n d_u"] = eqx.field(converter=as_weight)
-    b_imag: Float[Array, "n d_u"] = eqx.field(converter=as_weight)
-    c_real: Float[Array, "d_y n"] = eqx.field(converter=as_weight)
-    c_imag: Float[Array, "d_y n"] = eqx.field(converter=as_weight)
-    skip: Float[Array, "d_y d_u"] = eqx.field(converter=as_weight)  # D of Eq. 7
-    output_gating: Gating
-    input_gating: Gating | None = None
+    nu_log: Float[Array, " n"] = tensor(recurrent=True)
+    theta_log: Float[Array, " n"] = tensor(recurrent=True)
+    gamma_log: Float[Array, " n"] = tensor(recurrent=True)
+    b_real: Float[Array, "n d_u"] = tensor()
+    b_imag: Float[Array, "n d_u"] = tensor()
+    c_real: Float[Array, "d_y n"] = tensor()
+    c_imag: Float[Array, "d_y n"] = tensor()
+    skip: Float[Array, "d_y d_u"] = tensor()  # D of Eq. 7
+    output_gating: Gating = part("gating")
+    input_gating: Gating | None = part("gating", optional=True, default=None)
     form: Form = eqx.field(static=True, default="out")
 
     def __check_init__(self) -> None:
@@ -78,8 +77,8 @@ class LRU(AbstractModel):
             "output_gating.w_m": (self.d_out, self.d if self.form == "in-skip" else read),
         }.items():
             value: Any = self
-            for part in name.split("."):
-                value = getattr(value, part)
+            for step in name.split("."):
+                value = getattr(value, step)
             require_shape(name, value, shape)
 
     @property
@@ -154,13 +153,12 @@ def _random_glu(inputs: tuple[int, int], neurons: int, key: Array, dtype: Any) -
     return Gating(lecun_normal(key_m, (neurons, inputs[0]), dtype), lecun_normal(key_x, (neurons, inputs[1]), dtype))
 
 
-def _register(name: str, form: Form) -> None:
+def _register(name: str, form: Form, label: str, colour: str) -> None:
+    @register_stack(name, label=label, colour=colour)
     def cell(inputs: int, hidden: int, key: Array, dtype: Any) -> LRU:
         return LRU.random(d=inputs, hidden=hidden, d_out=hidden, form=form, key=key, dtype=dtype)
 
-    register_stack(name, cell)
 
-
-_register("lru", "out")
-_register("lru-in-out", "in-out")
-_register("lru-in-skip", "in-skip")
+_register("lru", "out", "LRU", "#e69f00")
+_register("lru-in-out", "in-out", "LRU In-Out", "#d55e00")
+_register("lru-in-skip", "in-skip", "LRU In-Skip", "#8c510a")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import as_weight, require_shape
+from underhood.arrays import require_shape
 from underhood.cells.linear import lecun_normal
 from underhood.cells.stack import register_stack
-from underhood.model import AbstractModel
+from underhood.model import AbstractModel, tensor
 
 # Rows of u, v and b, in the order of Eq. 10, 11, 12 and 14.
 FORGET, CANDIDATE, INPUT, OUTPUT = range(4)
@@ -26,9 +25,9 @@ class LSTM(AbstractModel):
 
     kind: ClassVar[str] = "lstm-cell"
 
-    u: Float[Array, "4 n d"] = eqx.field(converter=as_weight)
-    v: Float[Array, "4 n n"] | None = eqx.field(converter=as_weight)  # none: the gates do not read h (Table 4)
-    b: Float[Array, "4 n"] = eqx.field(converter=as_weight)
+    u: Float[Array, "4 n d"] = tensor()
+    v: Float[Array, "4 n n"] | None = tensor(optional=True)  # none: the gates do not read h (Table 4)
+    b: Float[Array, "4 n"] = tensor()
 
     def __check_init__(self) -> None:
         check_gates(self, gates=4)
@@ -95,6 +94,6 @@ def scan_driven(cell: Any, xs: Float[Array, "t d"], state: Any) -> tuple[Float[A
     return hs, state
 
 
-@register_stack("lstm")
+@register_stack("lstm", label="LSTM", colour="#009e73")
 def _lstm(inputs: int, hidden: int, key: Array, dtype: Any) -> LSTM:
     return LSTM.random(d=inputs, hidden=hidden, key=key, dtype=dtype)

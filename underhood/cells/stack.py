@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ from jaxtyping import Array, Float
 from underhood.arrays import require_shape
 from underhood.cells.linear import Linear
 from underhood.errors import UnderhoodError
-from underhood.model import ARCHITECTURES, AbstractModel
+from underhood.model import CELL, AbstractModel, architecture, part
 
 MakeCell = Callable[[int, int, Array, Any], AbstractModel]  # (inputs, hidden, key, dtype) → cell
 
@@ -20,11 +21,10 @@ class Stack(AbstractModel):
     """y = readout(cell_L(… cell_1(embedding(x)))); the state is the tuple of the cells' states."""
 
     kind: ClassVar[str] = "stack"
-    parts: ClassVar[dict[str, str]] = {"embedding": "linear", "readout": "linear"}
 
-    embedding: Linear
-    cells: tuple[AbstractModel, ...]
-    readout: Linear
+    embedding: Linear = part("linear")
+    cells: tuple[AbstractModel, ...] = part(CELL)
+    readout: Linear = part("linear")
 
     def __check_init__(self) -> None:
         if not self.cells:
@@ -71,14 +71,14 @@ class Stack(AbstractModel):
         return self.readout(signal), tuple(states)
 
 
-def register_stack(name: str, make_cell: MakeCell | None = None) -> Any:
-    """Register a cell as an architecture: a stack with every size equal to `hidden`, as Section 3.3 has it.
+def register_stack(name: str, **settings: Any) -> Callable[[MakeCell], MakeCell]:
+    """Decorator: register a cell's maker as an architecture, a stack with every size equal to `hidden`.
 
-    Called with the cell's maker, or as a decorator on it.
+    That is how Section 3.3 has it. `settings` are those of `architecture`.
     """
 
     def register(make: MakeCell) -> MakeCell:
-        @ARCHITECTURES.register(name)
+        @functools.wraps(make)
         def stack(d: int, *, d_out: int, hidden: int, layers: int, key: Array, dtype: Any) -> Stack:
             keys = jax.random.split(key, layers + 2)
             return Stack(
@@ -87,6 +87,7 @@ def register_stack(name: str, make_cell: MakeCell | None = None) -> Any:
                 Linear.random(hidden, d_out, key=keys[1], dtype=dtype),
             )
 
+        architecture(name, **settings)(stack)
         return make
 
-    return register if make_cell is None else register(make_cell)
+    return register

@@ -40,7 +40,7 @@ class Compile:
 
     def run(self) -> int:
         from underhood.construct.compile import compile as compile_
-        from underhood.interop.files import load, save
+        from underhood.storage.files import load, save
 
         settings = {
             name: getattr(self, name) for name in ("layers", "input_bound", "horizon", "order", "dtype", "tolerance")

@@ -38,8 +38,8 @@ class Decompile:
 
     def run(self) -> int:
         from underhood.attention.linear import require_attention
-        from underhood.interop.files import load
         from underhood.interop.foreign import decompile, is_onnx
+        from underhood.storage.files import load
 
         against = None if self.against is None else require_attention(load(self.against))
         found = decompile(

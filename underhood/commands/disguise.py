@@ -29,7 +29,7 @@ class Disguise:
 
         from underhood.errors import UnderhoodError
         from underhood.identify.disguise import disguise
-        from underhood.interop.files import load, save, sizes_of
+        from underhood.storage.files import load, save, sizes_of
 
         if self.seed < 0:
             raise UnderhoodError("seed is a whole number from 0 on", self.seed)

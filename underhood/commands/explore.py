@@ -27,8 +27,8 @@ class Explore:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.interop.files import load
         from underhood.report.explore import explore
+        from underhood.storage.files import load
 
         against = None if self.against is None else load(self.against)
         path = explore(load(self.network), self.out, against=against, name=self.network.name, seed=self.seed)

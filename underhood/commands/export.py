@@ -37,7 +37,7 @@ class Export:
             raise UnderhoodError(
                 "a state dict keeps the dtype of the weights", f"--dtype {self.dtype}", "Leave it out."
             )
-        from underhood.interop.files import load
+        from underhood.storage.files import load
 
         if self.to == "torch":
             from underhood.interop.torch import export as export_torch

@@ -16,7 +16,7 @@ LARGEST_PRINTED = 8  # a wider matrix is for a file, not for a screen
 
 def answer(found: Found, *, json: bool, out: Path | None, reduced: Path | None, provenance: dict[str, Any]) -> int:
     """Print, write what was asked for, and turn the verdict into the exit code."""
-    from underhood.interop.files import save
+    from underhood.storage.files import save
 
     for what, model, path in (("attention", found.attention, out), ("smaller network", found.reduced, reduced)):
         if path is None:

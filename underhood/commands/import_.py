@@ -38,8 +38,8 @@ class Import:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.interop.files import save, sizes_of
         from underhood.interop.torch_import import import_model
+        from underhood.storage.files import save, sizes_of
 
         options = {name: getattr(self, name) for name in ("part", "heads", "embedding", "readout")}
         model = import_model(self.weights, self.kind, **options)

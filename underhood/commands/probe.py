@@ -43,8 +43,8 @@ class Probe:
     def run(self) -> int:
         from underhood.attention.linear import require_attention
         from underhood.identify.callables import import_callable
-        from underhood.interop.files import load
         from underhood.interop.foreign import is_onnx, probe
+        from underhood.storage.files import load
 
         against = None if self.against is None else require_attention(load(self.against))
         onnx = is_onnx(self.function)

@@ -31,7 +31,7 @@ class Sample:
 
     def run(self) -> int:
         from underhood.attention.teachers import random_attention
-        from underhood.interop.files import save, sizes_of
+        from underhood.storage.files import save, sizes_of
 
         drawn = {name: getattr(self, name) for name in ("d", "heads", "d_key", "d_value", "rank", "seed")}
         attention = random_attention(**drawn)

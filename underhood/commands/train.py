@@ -95,7 +95,7 @@ class Train:
 
     def make_task(self) -> Any:
         from underhood.data import TASKS, TeacherStudent
-        from underhood.interop.files import load
+        from underhood.storage.files import load
 
         make = TASKS[self.task]
         if self.teacher is not None:

@@ -35,8 +35,8 @@ def train_levenberg(flags: Train, task: Any) -> list[dict[str, Any]]:
 
 def _one_seed(flags: Train, task: Any, folder: Any, seed: int) -> dict[str, Any]:
     from underhood.fit.second_order import fit_task
-    from underhood.interop.atomic import write_atomically
-    from underhood.interop.files import save
+    from underhood.storage.atomic import write_atomically
+    from underhood.storage.files import save
 
     found = fit_task(
         task,
@@ -79,7 +79,7 @@ def _show(seed: int, iteration: int, loss: float, restart: int) -> bool:
 
 def _done(out: Path, seed: int) -> dict[str, Any] | None:
     """The row of a seed that has ended, checked: a person may have been at the file."""
-    from underhood.interop.atomic import read_bytes
+    from underhood.storage.atomic import read_bytes
 
     path = _result(out, seed)
     if not path.exists():

@@ -7,6 +7,7 @@ too, so that members of a population with different decays run the same program.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,9 +20,6 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Scalar
 
 from underhood.fit.config import FitConfig
-
-# Fields that hold λ, or what it is made of: the paper decays "all parameters except the recurrent ones λ".
-RECURRENT = frozenset({"nu", "nu_log", "theta_log", "gamma_log", "recurrence"})
 
 
 class Position(NamedTuple):
@@ -52,14 +50,21 @@ def ravel(model: Any) -> Ravelled:
     trainable, rest = eqx.partition(model, eqx.is_inexact_array)
     vector, unravel = ravel_pytree(trainable)
     decays = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: jnp.full_like(leaf, 0.0 if is_recurrent(path) else 1.0), trainable
+        lambda path, leaf: jnp.full_like(leaf, 0.0 if is_recurrent(model, path) else 1.0), trainable
     )
     return Ravelled(vector, lambda v: eqx.combine(unravel(v), rest), ravel_pytree(decays)[0])
 
 
-def is_recurrent(path: tuple[Any, ...]) -> bool:
-    """Does this leaf parametrise λ?"""
-    return getattr(path[-1], "name", None) in RECURRENT
+def is_recurrent(model: Any, path: tuple[Any, ...]) -> bool:
+    """Does this leaf parametrise λ? The paper decays "all parameters except the recurrent ones λ"."""
+    node, recurrent = model, False
+    for key in path:
+        if isinstance(key, jax.tree_util.GetAttrKey):
+            (field,) = (field for field in dataclasses.fields(node) if field.name == key.name)
+            node, recurrent = getattr(node, key.name), field.metadata.get("recurrent", False)
+        else:
+            node = node[key.idx]
+    return recurrent
 
 
 def start(vector: Float[Array, " p"]) -> Position:

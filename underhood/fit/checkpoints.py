@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from underhood.errors import UnderhoodError
-from underhood.interop.atomic import read_bytes, write_atomically
-from underhood.interop.files import read_tensors, tensor_bytes
+from underhood.storage.atomic import read_bytes, write_atomically
+from underhood.storage.files import read_tensors, tensor_bytes
 
 _NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.safetensors")
 KEEP = 3  # the newest, and two to fall back on

@@ -20,7 +20,7 @@ from typing import Any
 from underhood.errors import UnderhoodError
 from underhood.fit.checkpoints import Checkpoint, newest_good, write_checkpoint
 from underhood.fit.metrics import MemoryLog, MetricsLog
-from underhood.interop.atomic import read_bytes, write_atomically
+from underhood.storage.atomic import read_bytes, write_atomically
 
 
 class RunFolder:

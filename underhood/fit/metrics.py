@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from underhood.errors import UnderhoodError
-from underhood.interop.atomic import read_bytes
+from underhood.storage.atomic import read_bytes
 
 
 class MetricsLog:

@@ -25,7 +25,7 @@ from underhood.fit.config import FitConfig
 from underhood.fit.folder import RunFolder
 from underhood.fit.metrics import MemoryLog
 from underhood.fit.population import CHUNK, Loss, Member, Trainer
-from underhood.interop.files import save
+from underhood.storage.files import save
 
 # Called after each chunk with the step and the members' latest losses.
 Watcher = Callable[[int, np.ndarray], None]

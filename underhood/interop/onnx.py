@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from underhood.errors import UnderhoodError, one_line
-from underhood.interop.atomic import read_bytes, write_atomically
 from underhood.interop.checked import check
 from underhood.interop.extras import require
 from underhood.interop.onnx_graphs import to_graphs
 from underhood.interop.torch_names import densified
+from underhood.storage.atomic import read_bytes, write_atomically
 
 DTYPES = ("float32", "float64")
 TOLERANCE = {"float32": 1e-4, "float64": 1e-6}  # of the larger dtype's rounding and of y's own, over largest output

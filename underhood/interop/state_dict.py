@@ -19,9 +19,9 @@ import numpy as np
 
 from underhood.arrays import require_finite
 from underhood.errors import UnderhoodError, one_line
-from underhood.interop.atomic import read_bytes
 from underhood.interop.extras import require
-from underhood.interop.files import read_tensors
+from underhood.storage.atomic import read_bytes
+from underhood.storage.files import read_tensors
 
 Tensors = dict[str, np.ndarray]
 

@@ -13,12 +13,12 @@ import numpy as np
 from underhood.arrays import require_finite
 from underhood.errors import UnderhoodError
 from underhood.interop import torch_modules_source
-from underhood.interop.atomic import write_atomically
 from underhood.interop.checked import Checked, check
 from underhood.interop.extras import require
-from underhood.interop.files import tensor_bytes
 from underhood.interop.state_dict import as_float, torch_array
 from underhood.interop.torch_names import to_state_dict
+from underhood.storage.atomic import write_atomically
+from underhood.storage.files import tensor_bytes
 
 MODULE = "underhood_torch.py"  # the name of torch_modules.py beside an export
 PLAIN = ("LSTM", "GRU", "Recurrent")  # these load into torch's own classes

@@ -11,9 +11,9 @@ import numpy as np
 from underhood.cells import GRU, LSTM, Linear, Stack
 from underhood.errors import UnderhoodError
 from underhood.interop.attention_weights import attention_from
-from underhood.interop.files import from_tensors
 from underhood.interop.state_dict import Tensors, listed, part_of, read_state_dict
 from underhood.interop.torch_names import ours_from_torch
+from underhood.storage.files import from_tensors
 
 GATES = {"lstm": 4, "gru": 3}
 LRU_FORMS = {"lru": "out", "lru-in-out": "in-out", "lru-in-skip": "in-skip"}

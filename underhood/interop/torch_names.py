@@ -20,7 +20,7 @@ from underhood.arrays import as_weight
 from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, SparseMatrix, Stack
 from underhood.cells.gru import RESET, UPDATE
 from underhood.errors import UnderhoodError
-from underhood.interop.files import to_tensors
+from underhood.storage.files import to_tensors
 
 LSTM_ORDER = (2, 0, 1, 3)  # torch's i, f, g, o in the order of ours: f, c̃, g, o
 GRU_ORDER = (0, 2, 1)  # torch's r, z, n in the order of ours: r, h̃, z

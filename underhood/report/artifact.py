@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import underhood
 from underhood.errors import UnderhoodError
-from underhood.interop.atomic import make_folder, write_atomically
 from underhood.registry import Registry
+from underhood.storage.atomic import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,11 +18,11 @@ from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, Stack
 from underhood.cells.linear import SparseMatrix, dense
 from underhood.errors import UnderhoodError
 from underhood.identify.neurons import NEAR
-from underhood.interop.atomic import write_atomically
-from underhood.interop.files import sizes_of
 from underhood.interop.foreign import decompile
 from underhood.report.drawing import text_of
 from underhood.report.page import render
+from underhood.storage.atomic import write_atomically
+from underhood.storage.files import sizes_of
 
 SHOWN = (GatedRNN, DenseGatedRNN, Stack, LSTM, GRU, LRU)
 MOST_NUMBERS = 300_000  # some 6 MB as text: a page beyond it is slow to open, and shows nobody anything

@@ -8,11 +8,11 @@ from typing import Any
 
 import underhood
 from underhood.errors import UnderhoodError
-from underhood.interop.atomic import write_atomically
 from underhood.report.drawing import text_of
 from underhood.report.page import render
 from underhood.report.records import Record, load_records
 from underhood.report.svg import chart_svg, panel_svg, points_of, series_class
+from underhood.storage.atomic import write_atomically
 
 TITLES = {
     "table1": ("Table 1", "The student is the teacher"),

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from underhood.errors import UnderhoodError
-from underhood.interop.atomic import read_bytes
 from underhood.report.artifact import BUDGETS, PAPER
+from underhood.storage.atomic import read_bytes
 
 Record = dict[str, Any]
 

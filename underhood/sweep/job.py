@@ -135,7 +135,7 @@ def _reduced(spec: str) -> tuple[Any, float]:
 
 
 def _result(run: RunSpec, task: Any, model: Any, numbers: dict[str, Any], job: dict[str, Any]) -> Result:
-    from underhood.interop.files import model_bytes
+    from underhood.storage.files import model_bytes
 
     record = {"id": run.id, **run.model_dump(), "status": "done", "parameters": model.parameters, **numbers}
     if hasattr(task, "optimal_loss"):

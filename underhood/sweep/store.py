@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from underhood.errors import UnderhoodError
-from underhood.interop.atomic import write_atomically
+from underhood.storage.atomic import write_atomically
 
 RESULTS, SPEC = "results.jsonl", "spec.json"
 

@@ -17,18 +17,12 @@ import safetensors
 import safetensors.numpy
 
 from underhood.arrays import require_finite
-from underhood.attention.linear import LinearAttention
-from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, Gating, Linear, SparseMatrix, Stack
-from underhood.cells.gated_rnn import nu_of
-from underhood.cells.linear import Block
+from underhood.cells.linear import SparseMatrix
 from underhood.errors import UnderhoodError
-from underhood.interop.atomic import read_bytes, write_atomically
+from underhood.model import CELL, KINDS, AbstractModel
+from underhood.storage.atomic import read_bytes, write_atomically
 
 FORMAT = "underhood/1"
-
-_CLASSES = (LinearAttention, GatedRNN, DenseGatedRNN, Stack, LRU, LSTM, GRU, Gating, Linear, SparseMatrix, Block)
-KINDS: dict[str, type] = {module.kind: module for module in _CLASSES}
-MODELS = tuple(kind for kind, module in KINDS.items() if hasattr(module, "scan"))
 
 _DTYPES = {
     "F64": np.float64,
@@ -39,27 +33,15 @@ _DTYPES = {
     "I64": np.int64,
 }
 
-OPTIONAL = ("decay", "v", "b_hn", "input_gating", "base")  # weights that a model may do without
-
-# Fields that hold a part with a structure of its own, and its kinds; all others hold arrays or plain values.
-_GATINGS: dict[str, tuple[str, ...]] = {"input_gating": ("gating",), "output_gating": ("gating",)}
-PARTS: dict[type, dict[str, tuple[str, ...]]] = {
-    Stack: {
-        "embedding": ("linear",),
-        "cells": tuple(kind for kind in MODELS if kind != "stack"),
-        "readout": ("linear",),
-    },
-    LRU: _GATINGS,
-    GatedRNN: {**_GATINGS, "readout": ("sparse",)},
-    DenseGatedRNN: {**_GATINGS, "readout": ("sparse",)},
-    Gating: {"w_m": ("sparse",), "w_x": ("sparse",)},
-    SparseMatrix: {"blocks": ("block",)},
-}
-
 LEAST_LIMIT, PROPORTION = 1024, 8  # the compiler's own sparse networks have fewer neurons than their files numbers
 
 # A structure is {"kind": …, static field: value, part: structure, …}; arrays go without saying.
 Structure = dict[str, Any]
+
+
+def model_kinds() -> tuple[str, ...]:
+    """Kinds that stand for a whole model."""
+    return tuple(kind for kind in KINDS if issubclass(KINDS[kind], AbstractModel))
 
 
 def save(model: Any, path: str | os.PathLike[str], provenance: dict[str, Any] | None = None) -> Path:
@@ -69,8 +51,9 @@ def save(model: Any, path: str | os.PathLike[str], provenance: dict[str, Any] | 
 
 def model_bytes(model: Any, provenance: dict[str, Any] | None = None) -> bytes:
     """The content of a model's file."""
-    if getattr(model, "kind", None) not in MODELS:
-        raise UnderhoodError("save takes a model of underhood", type(model).__name__, f"One of {', '.join(MODELS)}.")
+    if not isinstance(model, AbstractModel) or KINDS[model.kind] is not type(model):
+        known = f"One of {', '.join(model_kinds())}."
+        raise UnderhoodError("expected a model of underhood to save", type(model).__name__, known)
     structure, tensors = to_tensors(model)
     for name, tensor in tensors.items():
         require_finite(name, tensor)
@@ -111,8 +94,8 @@ def load_with_header(path: str | os.PathLike[str]) -> tuple[Any, dict[str, str]]
         got = header.get("format", "none")
         raise UnderhoodError(f"{path}: the header has format {FORMAT}", got, "See docs/format.md.")
     kind = header.get("kind", "")
-    if kind not in MODELS:
-        raise UnderhoodError(f"{path}: unknown kind", repr(kind), f"Known: {', '.join(MODELS)}.")
+    if kind not in model_kinds():
+        raise UnderhoodError(f"{path}: unknown kind {kind!r}", remedy=f"Known: {', '.join(model_kinds())}.")
     structure = _parse_json(path, header, "structure")
     if structure.get("kind", kind) != kind:
         raise UnderhoodError(f"{path}: header and structure name one kind", f"{kind} and {structure['kind']}")
@@ -225,20 +208,23 @@ def _is_there(part: Any, said: bool, name: str, tensors: dict[str, np.ndarray]) 
     return part is not None and (said or any(other.startswith(f"{name}.") for other in tensors))
 
 
-def _build(structure: Any, prefix: str, tensors: dict[str, np.ndarray], known: tuple[str, ...] = MODELS) -> Any:
+def _build(structure: Any, prefix: str, tensors: dict[str, np.ndarray], known: tuple[str, ...] | None = None) -> Any:
     """The inverse of `_describe`; takes what it uses out of `tensors`."""
+    known = model_kinds() if known is None else known
     kind = structure.get("kind") if isinstance(structure, dict) else structure
     if not isinstance(kind, str) or kind not in known:
-        raise UnderhoodError(f"unknown kind of {prefix or 'model'}", repr(kind), f"Known: {', '.join(known)}.")
+        what = f"unknown kind {kind!r} of {prefix.rstrip('.') or 'model'}"
+        raise UnderhoodError(what, remedy=f"Known: {', '.join(known)}.")
     structure = structure if isinstance(structure, dict) else {}
     module, arguments = KINDS[kind], {}
-    if module is GatedRNN and f"{prefix}lambda_" in tensors:  # for files written by hand
-        tensors[f"{prefix}nu"] = nu_of(tensors.pop(f"{prefix}lambda_"))
+    for alias, (field_name, convert) in module.aliases.items():
+        if prefix + alias in tensors:
+            tensors[prefix + field_name] = convert(tensors.pop(prefix + alias))
     for field in dataclasses.fields(module):
         name = prefix + field.name
         # Parts that are always of one kind may be left out of a structure written by hand.
-        part = structure.get(field.name, getattr(module, "parts", {}).get(field.name))
-        kinds = PARTS.get(module, {}).get(field.name, ())
+        part = structure.get(field.name, field.metadata.get("implied"))
+        kinds = _kinds_of(field)
         if name in tensors:
             arguments[field.name] = tensors.pop(name)
         elif isinstance(part, list) and kinds:
@@ -247,10 +233,16 @@ def _build(structure: Any, prefix: str, tensors: dict[str, np.ndarray], known: t
         elif field.metadata.get("static"):
             if field.name in structure:
                 arguments[field.name] = structure[field.name]
-        elif field.name in structure and structure[field.name] is None and field.name in OPTIONAL:
+        elif field.name in structure and structure[field.name] is None and field.metadata.get("optional"):
             arguments[field.name] = None
         elif kinds and not isinstance(part, list) and _is_there(part, field.name in structure, name, tensors):
             arguments[field.name] = _build(part, f"{name}.", tensors, kinds)
         elif field.default is dataclasses.MISSING:
-            raise UnderhoodError(f"a {kind} has the tensor {name}", "none", "See docs/format.md.")
+            raise UnderhoodError(f"a {kind} needs the tensor {name}, which is missing", remedy="See docs/format.md.")
     return module(**arguments)
+
+
+def _kinds_of(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """Kinds that a field's parts may have; none for arrays and plain values."""
+    kinds = field.metadata.get("kinds", ())
+    return tuple(kind for kind in model_kinds() if kind != "stack") if kinds == (CELL,) else kinds

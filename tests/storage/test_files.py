@@ -13,7 +13,7 @@ import underhood as uh
 from tests.tolerance import agree
 from underhood.cells import ARCHITECTURES
 from underhood.cells.linear import Block
-from underhood.interop.files import load_with_header, to_tensors
+from underhood.storage.files import load_with_header, to_tensors
 
 
 def models():
@@ -108,7 +108,7 @@ def refusals():
         "missing",
         {k: v for k, v in good.items() if k != "readout"},
         {"kind": "gated-rnn"},
-        "has the tensor readout",
+        "needs the tensor readout",
     )
     yield "extra", {**good, "bias": np.ones(2)}, {"kind": "gated-rnn"}, "no tensor of that name; got bias"
     yield "shape", {**good, "readout": np.ones((2, 5))}, {"kind": "gated-rnn"}, "readout has shape"
@@ -159,9 +159,11 @@ def test_broken_files_are_refused_at_every_length(tmp_path):
 
 
 def test_save_refuses_what_it_could_not_load(tmp_path):
-    bad = uh.LinearAttention(*np.full((3, 2, 2), np.inf))
+    bad = jax.tree.map(lambda leaf: np.asarray(leaf) * np.inf, uh.random_attention(2))  # no constructor was asked
     with pytest.raises(uh.UnderhoodError, match="w_value is not"):
         uh.save(bad, tmp_path / "a")
+    with pytest.raises(uh.UnderhoodError, match="w_value is not"):
+        uh.LinearAttention(*np.full((3, 2, 2), np.nan))
     with pytest.raises(uh.UnderhoodError, match="a model of underhood"):
         uh.save({"w": np.ones(3)}, tmp_path / "a")
     with pytest.raises(uh.UnderhoodError, match="folder to write to exists"):
