@@ -32,9 +32,8 @@ def require_room(model: Any, members: int, task: AbstractTask, config: FitConfig
     networks = "a network" if members == 1 else f"{members} networks"
     require_memory(size * (EACH * members + SHARED) * weights, f"{networks} with {weights} parameters")
     sequences = max(CHUNK * config.batch_size, min(HELD_OUT_PART, config.held_out))
-    require_memory(
-        size * sequences * task.steps * (task.d + task.d_out), f"{sequences} sequences of {task.steps} steps"
-    )
+    numbers = sequences * task.steps * (task.d + task.d_out)
+    require_memory(size * numbers, f"{sequences} sequences of {task.steps} steps")
 
 
 def shape_of(make: Callable[[], Any]) -> Any:

@@ -15,7 +15,7 @@ from underhood.fit.folder import differences
 from underhood.sweep.cluster import Tls, run_on_cluster
 from underhood.sweep.job import Result, jobs_of
 from underhood.sweep.local import run_here
-from underhood.sweep.spec import Sweep, parse, read_spec
+from underhood.sweep.spec import RunSpec, Sweep, parse, read_spec
 from underhood.sweep.store import SPEC, Store
 
 # Called with (runs that are done, runs of the sweep, record of the last) as each run ends.
@@ -84,13 +84,13 @@ def run_sweep(
 
 def _different(before: Sweep, now: Sweep) -> list[str]:
     """What tells two sweeps apart, however they are written: the values of a field, or how they are combined."""
-    pairs = [(sweep.keep_models, [run.model_dump() for run in sweep.expanded()]) for sweep in (before, now)]
-    values = [
-        {
-            "keep_models": keep,
-            **{name: list({json.dumps(run[name]): run[name] for run in runs}.values()) for name in runs[0]},
-        }
-        for keep, runs in pairs
-    ]
-    same = {run.id for run in before.expanded()} == {run.id for run in now.expanded()}
-    return differences(*values) or ([] if same else ["the combinations of its lists"])
+    runs = [sweep.expanded() for sweep in (before, now)]
+    different = differences(*map(_values, runs)) + differences(before.keep_models, now.keep_models, "keep_models")
+    same = {run.id for run in runs[0]} == {run.id for run in runs[1]}
+    return different or ([] if same else ["the combinations of its lists"])
+
+
+def _values(runs: list[RunSpec]) -> dict[str, list[Any]]:
+    """Field → its values, each once."""
+    dumps = [run.model_dump() for run in runs]
+    return {name: list({json.dumps(dump[name]): dump[name] for dump in dumps}.values()) for name in dumps[0]}
