@@ -24,7 +24,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) --editable '.[dev,distributed,docs,onnx,torch]'
+	$(PIP) --editable '.[dev,distributed,docs,onnx,oracles,torch]'
 	@touch $@
 
 reproduce: $(VENV)/.installed
