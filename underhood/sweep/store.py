@@ -20,6 +20,7 @@ from typing import Any
 
 from underhood.errors import UnderhoodError
 from underhood.fit.folder import listed
+from underhood.interop.extras import require
 from underhood.storage.atomic import write_atomically
 from underhood.storage.lock import locked
 
@@ -148,8 +149,7 @@ def results(path: str | Path) -> list[dict[str, Any]]:
 
 def query(path: str | Path, question: str) -> list[dict[str, Any]]:
     """SQL over the results, as the table `runs`: query("sweeps/x", "select model, min(held_out_loss) from runs …")."""
-    import duckdb
-
+    duckdb = require("duckdb", "sweep", "a question to a sweep")
     file = Path(path) / RESULTS
     if not file.exists():
         raise UnderhoodError(f"no {RESULTS} in {path}", remedy="Run `underhood sweep` first.")
