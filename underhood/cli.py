@@ -49,8 +49,9 @@ COMMANDS: tuple[type, ...] = (
 
 DESCRIPTION = f"""Compile linear self-attention into gated RNNs, train them, decompile them.
 
-Exit codes: {DONE} done, {ANSWER_IS_NO} the answer is no, {BAD_INPUT} bad input or usage, {INTERRUPTED} stopped by Ctrl-C,
-{INTERNAL_ERROR} a bug in underhood (UNDERHOOD_TRACEBACK=1 shows where)."""
+Exit codes: {DONE} done, {ANSWER_IS_NO} the answer is no, {BAD_INPUT} bad input or usage,
+{INTERNAL_ERROR} a bug in underhood (UNDERHOOD_TRACEBACK=1 shows where), {INTERRUPTED} stopped by Ctrl-C.
+underhood --version prints the version."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,8 +97,9 @@ def _explained(error: BaseException) -> tuple[int, str]:
         return BAD_INPUT, f"{error.filename}: " * bool(error.filename) + (error.strerror or str(error))
     if isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED"):  # the second is XLA's status code
         return BAD_INPUT, f"not enough memory for these sizes: {error or 'an allocation failed'}"
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(__file__).parent)]
+    what = f"{type(error).__name__}: {error} ({Path(ours[-1].filename).name}:{ours[-1].lineno})"
     return INTERNAL_ERROR, f"internal error: {what}. Please report it; UNDERHOOD_TRACEBACK=1 shows the traceback."
 
 

@@ -2,8 +2,8 @@
 
 Two ways to say it:
 
-    UnderhoodError("expected a seed of 0 or more", -1, "Use --seed 0.")   expected a seed of 0 or more; got -1. Use --seed 0.
-    UnderhoodError("no such file: a.safetensors")                         no such file: a.safetensors
+    UnderhoodError("expected a seed of 0 or more", -1, "Use 0.")   expected a seed of 0 or more; got -1. Use 0.
+    UnderhoodError("no such file: a.safetensors")                  no such file: a.safetensors
 
 The command line prints `str(error)` on stderr and exits with 2; nothing else of ours is raised on bad input.
 """

@@ -31,7 +31,7 @@ def interrupts_are_heard() -> Iterator[None]:
 
     def on_unraisable(what: Any) -> None:
         if issubclass(what.exc_type, KeyboardInterrupt):
-            # Not threading.Thread: its start waits for the thread, and an interrupt that strikes there is lost for good.
+            # Not threading.Thread: its start waits for the thread, and an interrupt that strikes there is lost.
             _thread.start_new_thread(again, ())
         else:
             unraisable(what)

@@ -32,7 +32,7 @@ def import_model(
     """A model of underhood from a file of another program's, read by `read_state_dict`."""
     if kind not in KINDS:
         raise UnderhoodError("unknown kind to import", repr(kind), f"Known: {', '.join(KINDS)}.")
-    tensors, description = read_state_dict(path)
+    tensors, description = read_state_dict(path, part)
     tensors = part_of(tensors, part) if part else tensors
     try:
         return from_state_dict(tensors, kind, description, heads=heads, embedding=embedding, readout=readout)

@@ -60,7 +60,8 @@ def output_target(path: str | os.PathLike[str]) -> Path:
     if target.is_symlink():
         raise UnderhoodError(f"cannot follow the symbolic link {path}: it leads back to itself")
     if not target.parent.is_dir():
-        raise UnderhoodError(f"no such folder: {target.parent}", remedy="Make it first.")
+        folder = target.parent if path.is_symlink() else path.parent
+        raise UnderhoodError(f"no such folder: {folder}", remedy="Make it first.")
     return target
 
 

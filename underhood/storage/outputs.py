@@ -87,7 +87,7 @@ def _require_replaceable(path: Path, target: Path, kind: Kind, inputs: Iterable[
     if not target.exists():
         return
     remedy = "Choose another output, or add --force."
-    if any(given is not None and os.path.exists(given) and target.samefile(given) for given in inputs):
+    if any(given is not None and Path(given).exists() and target.samefile(given) for given in inputs):
         raise UnderhoodError(f"cannot write over the input {path}", remedy=remedy)
     if target.stat().st_size == 0:
         return
