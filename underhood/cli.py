@@ -91,7 +91,7 @@ def _explained(error: BaseException) -> tuple[int, str]:
     if isinstance(error, UnderhoodError):
         return BAD_INPUT, str(error)
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED, "stopped by Ctrl-C"
+        return INTERRUPTED, f"stopped by Ctrl-C; {error}" if str(error) else "stopped by Ctrl-C"
     if isinstance(error, OSError):
         # A disk that fills up or a folder that goes away, met where no reader or writer of ours could say more.
         return BAD_INPUT, f"{error.filename}: " * bool(error.filename) + (error.strerror or str(error))

@@ -34,17 +34,26 @@ def print_table(title: str, rows: dict[str, Any]) -> None:
 
 
 def show(table: Table) -> None:
-    """Print a table whole: it is wider than the terminal rather than without its digits (1.206… for 1.206e-23)."""
+    """Print a table whole: it is wider than the terminal rather than without its digits (1.206… for 1.206e-23).
+
+    rich would cut the widest column, whatever is in it. Here every column has room for its longest word, and those
+    that need the least beyond it are served first.
+    """
     from rich.console import Console
     from rich.measure import Measurement
 
     console = Console()
     wide = console.options.update(width=sys.maxsize)
+    needed = Measurement.get(console, wide, table).minimum
+    width, spare, ranges = max(console.width, needed), max(console.width - needed, 0), []
     for column in table.columns:
-        words = [Measurement.get(console, wide, cell) for cell in (column.header, *column.cells)]
-        column.overflow = "fold"
-        column.no_wrap = max(one.minimum for one in words) == max(one.maximum for one in words)
-    Console(width=max(console.width, Measurement.get(console, wide, table).minimum)).print(table)
+        found = [Measurement.get(console, wide, cell) for cell in (column.header, *column.cells)]
+        column.width = max(one.minimum for one in found)
+        ranges.append((max(one.maximum for one in found) - column.width, column))
+    for served, (wanted, column) in enumerate(sorted(ranges, key=lambda entry: entry[0])):
+        given = min(wanted, spare // (len(ranges) - served))
+        column.width, spare = (column.width or 0) + given, spare - given
+    Console(width=width).print(table)
 
 
 def number(value: Any) -> str:

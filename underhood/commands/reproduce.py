@@ -35,7 +35,10 @@ class Reproduce:
         for index, name in enumerate(wanted):
             if len(wanted) > 1:
                 note(f"[{index + 1}/{len(wanted)}] {name} … ({time.monotonic() - began:.0f} s so far)")
-            records.append(make_artifact(name, self.budget, self.out)[1])
+            try:
+                records.append(make_artifact(name, self.budget, self.out)[1])
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(f"{name} is unfinished; the same command goes on from there") from None
         if self.json:
             print_json({"budget": self.budget, "artifacts": records})
         else:

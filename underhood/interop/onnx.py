@@ -58,7 +58,7 @@ def export(model: Any, path: str | os.PathLike[str], *, dtype: str = "float32") 
 
 def step_path(path: Path) -> Path:
     """The graph of a single step lies beside that of the whole sequence."""
-    return path.with_name(f"{path.stem}.step{path.suffix or '.onnx'}")
+    return path.parent / f"{path.stem}.step{path.suffix or '.onnx'}"
 
 
 def as_callable(path: str | os.PathLike[str]) -> Callable[[np.ndarray], np.ndarray]:
