@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from underhood.identify.disguise import disguise
     from underhood.identify.found import Found
     from underhood.interop.foreign import decompile, probe
+    from underhood.interop.torch import from_torch, to_torch
     from underhood.model import make_model
     from underhood.report.explore import explore
     from underhood.storage.files import load, save
@@ -61,6 +62,8 @@ _EXPORTS = {
     "load": "storage.files",
     "decompile": "interop.foreign",
     "probe": "interop.foreign",
+    "from_torch": "interop.torch",
+    "to_torch": "interop.torch",
     "run_sweep": "sweep.sweep",
     "query": "sweep.store",
     "explore": "report.explore",
@@ -90,6 +93,7 @@ __all__ = [
     "explore",
     "fit",
     "fit_population",
+    "from_torch",
     "gradient_descent_attention",
     "load",
     "make_model",
@@ -98,6 +102,7 @@ __all__ = [
     "random_attention",
     "run_sweep",
     "save",
+    "to_torch",
 ]
 
 

@@ -24,6 +24,7 @@ class LSTM(AbstractModel):
     """f, g, o = σ(U x + V h + b), c̃ = tanh(U x + V h + b), each with its row of `u`, `v` and `b`."""
 
     kind: ClassVar[str] = "lstm-cell"
+    title: ClassVar[str] = "LSTM"
 
     u: Float[Array, "4 n d"] = tensor()
     v: Float[Array, "4 n n"] | None = tensor(optional=True)  # none: the gates do not read h (Table 4)
@@ -50,6 +51,9 @@ class LSTM(AbstractModel):
 
     def _initial_state(self) -> LSTMState:
         return jnp.zeros(self.hidden, self.dtype), jnp.zeros(self.hidden, self.dtype)
+
+    def _shown(self, state: LSTMState) -> Float[Array, " n"]:
+        return state[1]
 
     def _driven_step(self, state: LSTMState, driven: Float[Array, "4 n"]) -> tuple[LSTMState, Float[Array, " n"]]:
         h, c = state

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from underhood.cells.linear import densified
 from underhood.errors import UnderhoodError, one_line
 from underhood.interop.checked import check
 from underhood.interop.extras import require
 from underhood.interop.onnx_graphs import to_graphs
-from underhood.interop.torch_names import densified
 from underhood.storage.atomic import read_bytes, write_atomically
 
 DTYPES = ("float32", "float64")
