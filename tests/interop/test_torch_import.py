@@ -218,7 +218,7 @@ def test_what_is_no_file_of_tensors_is_refused(tmp_path):
         with pytest.raises(uh.UnderhoodError):
             import_model(tmp_path / "w", "lstm")
     torch.save([1, 2], tmp_path / "w")
-    with pytest.raises(uh.UnderhoodError, match="holds a state dict"):
+    with pytest.raises(uh.UnderhoodError, match="expected a state dict in"):
         import_model(tmp_path / "w", "lstm")
     torch.save({"epoch": 3}, tmp_path / "w")
     with pytest.raises(uh.UnderhoodError, match="other things: epoch"):

@@ -38,7 +38,7 @@ def import_model(
     """A model of underhood from a file of another program's, read by `read_state_dict`."""
     if kind not in kinds():
         raise UnderhoodError(f"unknown kind {kind!r} to import", remedy=f"Known: {', '.join(kinds())}.")
-    tensors, description = read_state_dict(path)
+    tensors, description = read_state_dict(path, part)
     tensors = part_of(tensors, part) if part else tensors
     try:
         return from_state_dict(tensors, kind, description, heads=heads, embedding=embedding, readout=readout)
