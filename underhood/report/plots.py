@@ -11,7 +11,6 @@ from matplotlib.axis import Axis
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from scipy.optimize import isotonic_regression
 
@@ -29,7 +28,7 @@ NAMES, LEGEND, BARE = 1.15, 1.75, 0.2  # to the right of a panel: the names of i
 SPAN = 2.1  # decades: an axis that has fewer is labelled at 1, 2 and 5 as well
 SMALL = 7.5  # points, of names
 DARKER = 0.75  # of a name's colour: letters are thinner than lines
-HALO = [withStroke(linewidth=2.5, foreground="white")]
+HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
 
 
 def draw_charts(charts: Sequence[Chart], *, legend: bool = False, columns: int = 2) -> Figure:
@@ -76,7 +75,7 @@ def draw_chart(axes: Axes, chart: Chart) -> None:
     for name, y in chart.levels:
         axes.axhline(y, color=FAINT, linewidth=0.9, linestyle=(0, (6, 3)), zorder=1)
         place = {"xy": (0.012, y), "xycoords": ("axes fraction", "data"), "ha": "left", "va": "bottom"}
-        axes.annotate(name, **place, fontsize=SMALL, color=INK, path_effects=HALO)
+        axes.annotate(name, **place, fontsize=SMALL, color=INK, bbox=HALO)
 
 
 def _draw_curve(axes: Axes, curve: Curve, place: int, chart: Chart) -> None:
@@ -124,7 +123,7 @@ def name_curves(axes: Axes, chart: Chart) -> None:
             va="center",
             fontsize=SMALL,
             color=DARKER * np.array(to_rgb(look_of(curve.model, curve.dash, place)[0])),
-            path_effects=HALO,
+            bbox=HALO,
             arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3}
             if abs(up - at[1]) > 2
             else None,
