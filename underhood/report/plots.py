@@ -74,7 +74,8 @@ def draw_chart(axes: Axes, chart: Chart) -> None:
         axes.set_title(chart.name, fontsize=10, loc="left", color=INK, pad=34)
     for name, y in chart.levels:
         axes.axhline(y, color=FAINT, linewidth=0.9, linestyle=(0, (6, 3)), zorder=1)
-        place = {"xy": (0.012, y), "xycoords": ("axes fraction", "data"), "ha": "left", "va": "bottom"}
+        at, side = (0.012, "left") if chart.joined else (0.988, "right")  # where curves have not met yet
+        place = {"xy": (at, y), "xycoords": ("axes fraction", "data"), "ha": side, "va": "bottom"}
         axes.annotate(name, **place, fontsize=SMALL, color=INK, bbox=HALO)
 
 
