@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from underhood.interop.foreign import decompile, probe
     from underhood.model import make_model
     from underhood.report.explore import explore
+    from underhood.report.portrait import draw
     from underhood.storage.files import load, save
     from underhood.sweep.store import query
     from underhood.sweep.sweep import run_sweep
@@ -64,6 +65,7 @@ _EXPORTS = {
     "run_sweep": "sweep.sweep",
     "query": "sweep.store",
     "explore": "report.explore",
+    "draw": "report.portrait",
 }
 
 __all__ = [
@@ -87,6 +89,7 @@ __all__ = [
     "compile",
     "decompile",
     "disguise",
+    "draw",
     "explore",
     "fit",
     "fit_population",

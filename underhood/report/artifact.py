@@ -120,8 +120,8 @@ def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str
 def rendered(figure: Figure, suffix: str) -> bytes:
     """The figure as a file's bytes, without a date, so that the same figure is the same file."""
     buffer = io.BytesIO()
-    metadata = {"CreationDate": None} if suffix == "pdf" else {"Software": None}
-    figure.savefig(buffer, format=suffix, dpi=160, bbox_inches="tight", metadata=metadata)
+    dated = {"pdf": "CreationDate", "png": "Software", "svg": "Date"}[suffix]
+    figure.savefig(buffer, format=suffix, dpi=160, bbox_inches="tight", metadata={dated: None})
     return buffer.getvalue()
 
 

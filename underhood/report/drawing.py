@@ -28,7 +28,8 @@ WEIGHTS = LinearSegmentedColormap.from_list(
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure that needs no display and embeds its text as text."""
-    matplotlib.rcParams.update({"pdf.fonttype": 42, "svg.fonttype": "none", "font.family": "DejaVu Sans"})
+    looks = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "underhood", "font.family": "DejaVu Sans"}
+    matplotlib.rcParams.update(looks)
     return Figure(figsize=(width, height))
 
 
