@@ -177,7 +177,7 @@ def _signature(thing: Any) -> str:
     ]
     text = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
     text = re.sub(r"<class '(?:numpy|jax\.numpy)\.(\w+)'>", r"np.\1", text)
-    return re.sub(r"<[^<>]*(?:<[^<>]*>[^<>]*)*>", "…", text)  # a function or object as default has no text of its own
+    return re.sub(r"<[^<>]*(?:<[^<>]*>[^<>]*)*>", "...", text)  # a function or object as default has no text of its own
 
 
 def architectures_page() -> str:
