@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from underhood.interop.torch import from_torch, to_torch
     from underhood.model import make_model
     from underhood.report.explore import explore
+    from underhood.report.portrait import draw
     from underhood.storage.files import load, save
     from underhood.sweep.store import query
     from underhood.sweep.sweep import run_sweep
@@ -75,6 +76,7 @@ _EXPORTS = {
     "run_sweep": "sweep.sweep",
     "query": "sweep.store",
     "explore": "report.explore",
+    "draw": "report.portrait",
 }
 
 __all__ = [
@@ -101,6 +103,7 @@ __all__ = [
     "compile",
     "decompile",
     "disguise",
+    "draw",
     "explore",
     "fit",
     "fit_levenberg",
