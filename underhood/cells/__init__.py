@@ -4,6 +4,7 @@ A new architecture is one file here that registers itself, its line below, and i
 (docs/extending.md); everything else finds it in the registry.
 """
 
+from underhood.cells.convolution import Convolution
 from underhood.cells.gated_rnn import DenseGatedRNN, GatedRNN, Gating
 from underhood.cells.gru import GRU
 from underhood.cells.linear import Linear, SparseMatrix
@@ -17,6 +18,7 @@ __all__ = [
     "GRU",
     "LRU",
     "LSTM",
+    "Convolution",
     "DenseGatedRNN",
     "GatedRNN",
     "Gating",
