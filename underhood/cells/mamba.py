@@ -97,7 +97,8 @@ class Mamba(AbstractModel):
         both = x @ self.in_proj.T
         if self.in_bias is not None:
             both = both + jax.lax.expand_dims(self.in_bias, range(x.ndim - 1))
-        return jnp.split(both, 2, axis=-1)  # pyright: ignore[reportReturnType]
+        channels = len(self.skip)
+        return both[..., :channels], both[..., channels:]
 
     def _selected(self, u: Float[Array, "*t c"]) -> tuple[Array, Array, Float[Array, "*t n"]]:
         """The factors e^{ΔA} and the inputs Δ u Bᵀ of the recurrence, (*t, c, n), and C."""
