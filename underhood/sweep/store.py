@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from underhood.errors import UnderhoodError
+from underhood.extras import require
 from underhood.fit.folder import listed
-from underhood.interop.extras import require
 from underhood.storage.atomic import write_atomically
 from underhood.storage.lock import locked
 
