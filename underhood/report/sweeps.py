@@ -62,7 +62,7 @@ def sweep_of(budget: str) -> Sweep:
     rate = {"learning_rate": sizes["learning_rate"]}
     runs: list[dict[str, Any]] = []
     for task in (TEACHER, REGRESSION):
-        common = {"task": task, "d": D} if task == TEACHER else {"task": task}
+        common = {"task": task, "weight_decay": 0.0, **({"d": D} if task == TEACHER else {})}
         widths = {**common, **rate, "hidden": WIDTHS_TRIED[task], "steps": sizes["width_steps"][task]}
         runs.append({**widths, "seeds": sizes["width_seeds"]})
         runs.append({**common, "hidden": SECOND_ORDER[task], "optimizer": "levenberg", **sizes["second_order"]})
