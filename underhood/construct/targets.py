@@ -43,4 +43,5 @@ class Target:
         return self.tolerances[min(order, max(self.tolerances))]
 
 
-TARGETS: Registry[Target] = Registry("target")
+_HOMES = (f"underhood.construct.{home}" for home in ("table3", "mamba", "griffin"))
+TARGETS: Registry[Target] = Registry("target", *_HOMES)
