@@ -43,5 +43,5 @@ class Target:
         return self.tolerances[min(order, max(self.tolerances))]
 
 
-_HOMES = (f"underhood.construct.{home}" for home in ("table3", "mamba", "griffin"))
+_HOMES = (f"underhood.construct.{home}" for home in ("table3", "mamba", "griffin", "mingru"))
 TARGETS: Registry[Target] = Registry("target", *_HOMES)
