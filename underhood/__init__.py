@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from underhood.identify.disguise import disguise
     from underhood.identify.found import Found
     from underhood.interop.foreign import decompile, probe
+    from underhood.interop.torch import from_torch, to_torch
     from underhood.model import make_model
     from underhood.report.explore import explore
+    from underhood.report.portrait import draw
     from underhood.storage.files import load, save
     from underhood.sweep.store import query
     from underhood.sweep.sweep import run_sweep
@@ -69,9 +71,12 @@ _EXPORTS = {
     "load": "storage.files",
     "decompile": "interop.foreign",
     "probe": "interop.foreign",
+    "from_torch": "interop.torch",
+    "to_torch": "interop.torch",
     "run_sweep": "sweep.sweep",
     "query": "sweep.store",
     "explore": "report.explore",
+    "draw": "report.portrait",
 }
 
 __all__ = [
@@ -98,10 +103,12 @@ __all__ = [
     "compile",
     "decompile",
     "disguise",
+    "draw",
     "explore",
     "fit",
     "fit_levenberg",
     "fit_population",
+    "from_torch",
     "gradient_descent_attention",
     "load",
     "make_model",
@@ -110,6 +117,7 @@ __all__ = [
     "random_attention",
     "run_sweep",
     "save",
+    "to_torch",
 ]
 
 

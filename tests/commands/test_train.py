@@ -129,7 +129,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_so(capsys, tmp_path, monkeypatch):
         (["--seeds", "0"], "seeds"),
         (["--optimizer", "levenberg", "--model", "lstm"], "adamw"),
         (["--model", "lstm", "--pre-readout", "3"], "pre_readout"),
-        (["--teacher", "nowhere.safetensors"], "nowhere.safetensors"),
+        (["--teacher", "nowhere.safetensors"], "no such file"),
         (["--optimizer", "sgd"], "levenberg"),
         (["--hidden", "0"], "expected hidden of 1 or more; got 0"),
         (["--hidden", "20000", "--layers", "9", "--model", "lstm"], "not enough memory for a network"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from underhood.algebra.quadratic import append_one, pair_indices, pair_products
 from underhood.data.task import Signs
 from underhood.errors import UnderhoodError
 from underhood.fit.moments import NULL, SLICE, Moments, check_sequences, present_and_past_at_last, triangle
@@ -24,9 +25,7 @@ def _characters(signs: np.ndarray) -> np.ndarray:
 
 def _entry_signs(signs: np.ndarray) -> np.ndarray:
     """Signs of the distinct entries of x̃x̃ᵀ."""
-    signs = np.concatenate([signs, np.ones((len(signs), 1))], axis=1)
-    row, column = np.triu_indices(signs.shape[1])
-    return signs[:, row] * signs[:, column]
+    return pair_products(append_one(signs))
 
 
 def _past_apart(xs: np.ndarray) -> np.ndarray:
@@ -46,7 +45,7 @@ def reduce_symmetric(xs: np.ndarray, ys: np.ndarray, signs: Signs) -> Moments:
     entry = np.concatenate([_characters(_entry_signs(signs.examples)), _characters(_entry_signs(signs.query))])
     output = _characters(signs.outputs)
     basis, whiten, character = _whitening(xs, entry)
-    left, right = np.triu_indices(len(basis))
+    left, right = pair_indices(len(basis))
     product = character[left] ^ character[right]
     groups = {int(c): (np.flatnonzero(product == c), np.flatnonzero(output == c)) for c in np.unique(product)}
     factors = {c: np.zeros((0, len(members) + len(wanted))) for c, (members, wanted) in groups.items()}

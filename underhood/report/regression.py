@@ -67,6 +67,8 @@ def paper_networks(runs: Path) -> list[Any]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     watch = Pace("Section 4.2", SECTION_4_2.steps)
     found = fit_population(models, members, task, SECTION_4_2, out=folder, resume=folder.exists(), watch=watch)
+    if any(run.interrupted for run in found):
+        raise KeyboardInterrupt  # half a training is no result; the checkpoint stays
     return [run.model for run in found]
 
 

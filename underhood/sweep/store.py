@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from underhood.errors import UnderhoodError
+from underhood.extras import require
 from underhood.fit.folder import listed
 from underhood.storage.atomic import write_atomically
 from underhood.storage.lock import locked
@@ -148,8 +149,7 @@ def results(path: str | Path) -> list[dict[str, Any]]:
 
 def query(path: str | Path, question: str) -> list[dict[str, Any]]:
     """SQL over the results, as the table `runs`: query("sweeps/x", "select model, min(held_out_loss) from runs …")."""
-    import duckdb
-
+    duckdb = require("duckdb", "sweep", "a question to a sweep")
     file = Path(path) / RESULTS
     if not file.exists():
         raise UnderhoodError(f"no {RESULTS} in {path}", remedy="Run `underhood sweep` first.")
