@@ -37,7 +37,7 @@ class Sweep:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.interop.extras import require
+        from underhood.extras import require
         from underhood.sweep import Teller, query, read_spec, run_sweep
 
         if self.query:
