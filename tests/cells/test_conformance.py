@@ -24,7 +24,7 @@ CASES = [
     ("linear-attention", 1),
 ]
 # Compiling is what these tests spend their time on. Two layers differ from one only in what `Stack` hands on: one
-# length shows that. 2, 31 and 32 steps make the same programs as 33 but for a number, and float32 the same but for the type.
+# length shows that. 2, 31 and 32 steps make the programs of 33 but for a number, float32 those of float64.
 FAST = {(1, np.float64, 1), (1, np.float64, 33), (1, np.float32, 1000), (2, np.float64, 33)}
 VALUE_CASES = [
     pytest.param(name, layers, length, dtype, marks=() if (layers, dtype, length) in FAST else pytest.mark.slow)
