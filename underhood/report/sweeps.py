@@ -97,19 +97,39 @@ def _make(
     return Artifact(name, findings(records), settings, figure, seeds=seeds, charts=made)
 
 
-@artifact("figure3", "laptop", "paper")
+@artifact(
+    "figure3",
+    "laptop",
+    "paper",
+    title="How large a network must be to find attention",
+    tells="Loss against the number of hidden neurons. Lines are medians over seeds, bands span the seeds.",
+)
 def figure3(budget: str, runs: Path) -> Artifact:
     """Loss against width: where AdamW finds attention, and where the second-order solver does."""
     return _make("figure3", budget, runs, _charts_3, findings_3)
 
 
-@artifact("figure4", "laptop", "paper")
+@artifact(
+    "figure4",
+    "laptop",
+    "paper",
+    title="Which architectures find attention",
+    tells="Loss of each architecture against its size, and against its distance from attention. Lines are medians "
+    "over seeds, vertical strokes span the seeds.",
+)
 def figure4(budget: str, runs: Path) -> Artifact:
     """Architectures on both tasks, one layer each; wider and for longer, who comes close to the teacher."""
     return _make("figure4", budget, runs, _charts_4, findings_4)
 
 
-@artifact("figure5", "laptop", "paper")
+@artifact(
+    "figure5",
+    "laptop",
+    "paper",
+    title="All architectures, one layer and two",
+    tells="Training and validation loss against parameters and width. Dashes are two layers. The last chart shows "
+    "whether networks close to attention learn better in context.",
+)
 def figure5(budget: str, runs: Path) -> Artifact:
     """All of them with one layer and two, against parameters and width, and closeness to attention."""
     return _make("figure5", budget, runs, _charts_5, findings_5, legend=True)
