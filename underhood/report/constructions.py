@@ -241,7 +241,7 @@ def figure1(budget: str, runs: Path) -> Artifact:
         Row("error, compact", 0, small.max_rel_error, small.max_rel_error <= 1e-12),
         Row("error, minimal", 0, least.max_rel_error, least.max_rel_error <= 1e-12),
     ]
-    settings = {"d": D, "horizon": full.horizon, "input_bound": full.input_bound}
+    settings = {"d": D, "horizon": HORIZON, "input_bound": INPUT_BOUND}
     title = f"Figure 1: linear self-attention (d = {D}) as a gated RNN. Blue positive, red negative, grey zero."
     panels = weight_panels(full.model)
     figure = draw_pipeline([Line("", panels, WEIGHT_CAPTIONS)], title)
