@@ -30,7 +30,7 @@ BUDGETS = ("quick", "laptop", "paper")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One number: the paper's (None where it has none), ours, and whether ours meets what it must."""
+    """One number: the paper's (None where it has none), ours, and whether ours meets its target."""
 
     name: str
     paper: Any
@@ -48,7 +48,7 @@ class Artifact:
     figure: Figure | None = None
     seeds: tuple[int, ...] = ()
     charts: tuple[Chart, ...] = ()
-    """Curves of the figure, for whoever draws them anew."""
+    """The figure's curves, which the report page draws."""
     panels: tuple[Panel, ...] = ()
     """Its matrices of weights."""
     networks: tuple[dict[str, Any], ...] = ()
