@@ -29,8 +29,8 @@ WEIGHTS = LinearSegmentedColormap.from_list(
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure that needs no display and embeds its text as text."""
-    looks = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "underhood", "font.family": "DejaVu Sans"}
-    matplotlib.rcParams.update(looks)
+    matplotlib.rcParams.update({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "underhood"})
+    matplotlib.rcParams["font.family"] = "DejaVu Sans"
     return Figure(figsize=(width, height))
 
 

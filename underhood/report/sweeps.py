@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from underhood.data import LinearRegression
 from underhood.model import ARCHITECTURES
 from underhood.report.architectures import COMPARED, stacked
 from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.charts import Chart, Curve, curve_over_seeds
-from underhood.report.findings import WIDTHS, findings_3, findings_4, findings_5
+from underhood.report.findings import WIDTHS, findings_3, findings_4, findings_5, gradient_step_loss
 from underhood.report.plots import draw_charts
 from underhood.sweep.spec import Sweep, parse
 from underhood.sweep.sweep import Teller, run_sweep
@@ -181,7 +180,7 @@ def _charts_5(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
         for x in ("parameters", "hidden")
     ]
     title = "in-context regression: distance from attention against loss"
-    levels = (("gradient step", LinearRegression().optimal_loss(validation=True)),)
+    levels = (("gradient step", gradient_step_loss(validation=True)),)
     cloud = _cloud(title, [r for r in chosen if r["task"] == REGRESSION], "distance")
     return (*charts, dataclasses.replace(cloud, levels=levels))
 
@@ -203,7 +202,7 @@ LABELS = {
 def _by_model(title: str, records: Records, task: str, x: str, quantity: str) -> Chart:
     kinds = _kinds([r for r in records if r["task"] == task])
     curves = tuple(_curve(name, alike, x, quantity, model, layers - 1) for (name, model, layers), alike in kinds)
-    optimum = LinearRegression().optimal_loss(validation=quantity == "validation_loss")
+    optimum = gradient_step_loss(validation=quantity == "validation_loss")
     levels = (("gradient step", optimum),) if task == REGRESSION else ()
     return Chart(title, LABELS[x], LABELS[quantity], curves, levels=levels)
 
