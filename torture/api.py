@@ -1,8 +1,8 @@
 """API: calls of the public functions with one argument that is wrong. A line that says so, or an answer that is right.
 
 A sound call is changed in one place, by something that a person gives by mistake: None, a word, a class in place of an
-instance, a batch in place of a sequence, NaN. It survives if it raises `UnderhoodError` or `TypeError`, in one line, or
-returns something whose numbers are finite. What is given must come back unchanged.
+instance, a batch in place of a sequence, NaN. It survives if it raises `TypeError` or `ValueError`, of which
+`UnderhoodError` is one, in one line, or returns something whose numbers are finite. What is given stays as it was.
 """
 
 from __future__ import annotations
@@ -123,13 +123,11 @@ def mistakes() -> dict[str, Any]:
 
 def judged(call: Callable[[], Any]) -> str | None:
     """What is wrong with how a call ends."""
-    import underhood as uh
-
     with warnings.catch_warnings(record=True) as warned, _alarm():
         warnings.simplefilter("always")
         try:
             answer = call()
-        except (uh.UnderhoodError, TypeError) as error:
+        except (TypeError, ValueError) as error:
             return None if str(error).strip() and "\n" not in str(error) else f"not in one line: {str(error)[:200]!r}"
         except BaseException as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -206,5 +204,5 @@ def run(scale: str, workers: int = 2, seed: int = 0) -> list[Tally]:
     batches = [partial(_batch, seed, begin, min(begin + BATCH, count)) for begin in range(0, count, BATCH)]
     for problem in (one for batch in in_processes(batches, workers) for one in batch):
         tally.count(problem)
-    tally.detail = "UnderhoodError or TypeError in one line, or finite numbers; arguments untouched"
+    tally.detail = "TypeError or ValueError in one line, or finite numbers; arguments untouched"
     return [tally]
