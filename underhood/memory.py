@@ -17,12 +17,16 @@ _CGROUP = Path("/sys/fs/cgroup")  # limit of a container
 _MEMINFO = Path("/proc/meminfo")
 
 
+class NotEnoughMemory(UnderhoodError):
+    """Sizes that this machine has no room for."""
+
+
 def require_memory(need: int | float, what: str, remedy: str = "Choose smaller sizes.") -> None:
     """Refuse `what` if it needs more bytes than there are: `require_memory(8 * n * n, "20000 hidden neurons")`."""
     free = available_memory()
     if need > free:
         shown = f"it needs at least {_readable(need)}, and {_readable(free)} are free"
-        raise UnderhoodError(f"not enough memory for {what}: {shown}", remedy=remedy)
+        raise NotEnoughMemory(f"not enough memory for {what}: {shown}", remedy=remedy)
 
 
 def available_memory() -> float:

@@ -114,6 +114,12 @@ class AbstractModel(Part):
         """Further arrays for a page to show, from the input and the state that it led to."""
         return {}
 
+    def _disguised(self, signal: Any, random: np.random.Generator) -> tuple[AbstractModel, Any]:
+        """Other weights with the same function on a changed input, a `Signal`, and how its output changed."""
+        raise UnderhoodError(
+            f"disguise cannot hide the weights of a {self.kind}", remedy="Its class has no method _disguised."
+        )
+
     @property
     def dtype(self) -> np.dtype:
         """The dtype that the model computes in: that of its weights."""

@@ -56,7 +56,7 @@ def test_no_is_exit_code_one(files, capsys) -> None:
     assert main(["decompile", files["no"], "--out", files["found"], "--json"]) == 1
     captured = capsys.readouterr()
     printed = json.loads(captured.out)
-    assert list(printed) == KEYS
+    assert list(printed) == [*KEYS, "diagnosis"]
     assert printed["verdict"] == "not-attention"
     assert printed["heads"] is None and printed["certificate"] is None
     assert "not written" in captured.err and not Path(files["found"]).exists()

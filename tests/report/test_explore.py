@@ -62,11 +62,11 @@ def test_another_networks_numbers_would_be_noticed(browser, tmp_path):
     "name", ["gated-rnn-dense", "lstm", "gru", "gru-after", "lru", "lru-in-out", "lru-in-skip", "gru-cell"]
 )
 def test_every_cell_runs_in_the_page(browser, name, tmp_path, monkeypatch):
-    from underhood.identify.found import NOT, Found, Scores
+    from underhood.identify.found import NOT, Evidence, Found, Scores
     from underhood.report import explore
 
     # Asking each random network for its attention takes seconds and is not what this is about.
-    nothing = Found(NOT, "not asked", None, None, Scores(), 0.0)
+    nothing = Found(NOT, "not asked", None, Scores(), evidence=Evidence(r2=0.0))
     monkeypatch.setattr(explore, "decompile", lambda *arguments, **settings: nothing)
     model = network(name)
     uh.explore(model, tmp_path / "e.html")

@@ -13,10 +13,12 @@ from typing import Any, ClassVar, Literal, get_args
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import require_shape
-from underhood.cells.lstm import check_gates, random_gates, scan_driven
+from underhood.cells.gauge import Signal
+from underhood.cells.lstm import check_gates, disguised_gates, random_gates, scan_driven
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, tensor
@@ -68,6 +70,11 @@ class GRU(AbstractModel):
 
     def _initial_state(self) -> Float[Array, " n"]:
         return jnp.zeros(self.hidden, self.dtype)
+
+    def _disguised(self, signal: Signal, random: np.random.Generator) -> tuple[GRU, Signal]:
+        *weights, neurons = disguised_gates(self, CANDIDATE, signal, random)
+        b_hn = None if self.b_hn is None else neurons.of(self.b_hn)
+        return GRU(*weights, b_hn, self.reset), neurons
 
     def _driven_step(
         self, h: Float[Array, " n"], driven: Float[Array, "3 n"]

@@ -14,11 +14,13 @@ from typing import Any, ClassVar, Literal, get_args
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Complex, Float
 
 from underhood.arrays import precision_of, require_shape
 from underhood.cells.gated_rnn import Gating
-from underhood.cells.linear import apply, lecun_normal
+from underhood.cells.gauge import SIGNS, Signal
+from underhood.cells.linear import apply, dense, lecun_normal
 from underhood.cells.scan import diagonal_scan
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
@@ -137,6 +139,32 @@ class LRU(AbstractModel):
     ) -> Float[Array, "*t d_o"]:
         read = real @ self.c_real.T - imag @ self.c_imag.T + u @ self.skip.T
         return glu(self.output_gating, x if self.form == "in-skip" else read, read)
+
+    def _disguised(self, signal: Signal, random: np.random.Generator) -> tuple[LRU, Signal]:
+        """Neurons permuted and scaled; outputs permuted, some with their sign flipped in the linear branch."""
+        neurons = Signal.random(random, self.hidden)
+        outputs = Signal.random(random, self.d_out, SIGNS)
+        gating, skips = self.input_gating, self.form == "in-skip"
+        b_real, b_imag, skip = self.b_real, self.b_imag, self.skip
+        if gating is None:
+            b_real, b_imag, skip = signal.read(b_real), signal.read(b_imag), signal.read(skip)
+        else:
+            gating = Gating(signal.read(gating.w_m), signal.read(gating.w_x))
+        w_m = np.asarray(dense(self.output_gating.w_m))
+        changed = LRU(
+            **{name: np.asarray(getattr(self, name))[neurons.order] for name in ("nu_log", "theta_log", "gamma_log")},
+            b_real=neurons.of(b_real),
+            b_imag=neurons.of(b_imag),
+            c_real=neurons.read(self.c_real),
+            c_imag=neurons.read(self.c_imag),
+            skip=np.asarray(skip),
+            output_gating=Gating(
+                (signal.read(w_m) if skips else w_m)[outputs.order], outputs.of(self.output_gating.w_x)
+            ),
+            input_gating=gating,
+            form=self.form,
+        )
+        return changed, outputs
 
     def _step(self, state: LRUState, x: Float[Array, " d"]) -> tuple[LRUState, Float[Array, " d_o"]]:
         # In real arithmetic, so that every framework can run it.

@@ -54,9 +54,10 @@ def _print(found: Found) -> None:
 
 def _rows(found: Found) -> list[tuple[str, str, str]]:
     rows = [("R²", _r2(found), "of the attention, on fresh sequences")]
-    if found.deviation is not None:
-        rows.append(("deviation", f"{found.deviation:.2e}", f"of the output; tolerance {found.tolerance:.0e}"))
-    shown = [item for item in found.rest.items() if item[1] > ROUNDING]
+    seen = found.evidence
+    if seen.deviation is not None:
+        rows.append(("deviation", f"{seen.deviation:.2e}", f"of the output; tolerance {seen.tolerance:.0e}"))
+    shown = [item for item in seen.rest.items() if item[1] > ROUNDING]
     largest = sorted(shown, key=lambda item: -item[1])[:3]
     rows += [(f"  {name}", f"{size:.2e}", "a term that attention does not have") for name, size in largest]
     for name, value, meaning in (
@@ -66,9 +67,9 @@ def _rows(found: Found) -> list[tuple[str, str, str]]:
     ):
         if value is not None:
             rows.append((name, f"{value:.2e}", meaning))
-    if found.neurons is not None:
-        memory, forget = int(found.neurons.perfect_memory.sum()), int(found.neurons.perfect_forget.sum())
-        others = len(found.neurons.lambda_) - memory - forget
+    if seen.neurons is not None:
+        memory, forget = int(seen.neurons.perfect_memory.sum()), int(seen.neurons.perfect_forget.sum())
+        others = len(seen.neurons.lambda_) - memory - forget
         rows.append(("λ near 1, near 0, other", f"{memory}, {forget}, {others}", "hidden neurons as they came"))
     counts = (
         ("hidden neurons", found.hidden_before, found.hidden_after),
@@ -81,7 +82,7 @@ def _rows(found: Found) -> list[tuple[str, str, str]]:
             rows.append((name, f"{before} → {after}", "after pruning and merging"))
     if found.reduced_change is not None and any(after not in (None, before) for _, before, after in counts):
         rows.append(("change of function", f"{found.reduced_change:.2e}", "relative, by pruning and merging"))
-    for kernel in found.kernels[:3]:
+    for kernel in () if seen.smallest is None else seen.smallest.kernels[:3]:
         values = ", ".join(f"{value:.2g}" for value in kernel.eigenvalues[:3])
         rows.append((f"{len(kernel.rows)} rows, {kernel.needed} needed", values, "largest eigenvalues of their kernel"))
     if found.decay is not None:

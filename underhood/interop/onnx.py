@@ -19,8 +19,8 @@ import numpy as np
 
 from underhood.cells.linear import densified
 from underhood.errors import UnderhoodError, one_line
+from underhood.extras import require
 from underhood.interop.checked import check
-from underhood.interop.extras import require
 from underhood.interop.onnx_graphs import to_graphs
 from underhood.storage.atomic import read_bytes, write_atomically
 

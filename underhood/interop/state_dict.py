@@ -18,7 +18,7 @@ import numpy as np
 
 from underhood.arrays import require_finite
 from underhood.errors import UnderhoodError, one_line
-from underhood.interop.extras import require
+from underhood.extras import require
 from underhood.storage.atomic import read_bytes
 from underhood.storage.files import read_tensors
 from underhood.storage.sequences import read_npy

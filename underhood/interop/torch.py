@@ -12,9 +12,9 @@ import numpy as np
 
 from underhood.arrays import require_finite
 from underhood.errors import UnderhoodError
+from underhood.extras import require
 from underhood.interop import torch_modules_source
 from underhood.interop.checked import Checked, check
-from underhood.interop.extras import require
 from underhood.interop.state_dict import as_float, torch_array
 from underhood.interop.torch_import import candidates, from_state_dict
 from underhood.interop.torch_names import to_state_dict

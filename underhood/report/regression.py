@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from underhood.data import LinearRegression
+from underhood.data.linear_regression import regression_signs
 from underhood.fit.config import SECTION_4_2, SECTION_4_2_HIDDEN
 from underhood.fit.levenberg import fit_levenberg
 from underhood.fit.population import members_of
 from underhood.fit.problems import outputs_of
 from underhood.fit.runs import fit_population
-from underhood.fit.symmetry import regression_signs
 from underhood.identify.decompile import decompile
 from underhood.model import make_model
 from underhood.report.artifact import Artifact, Row, artifact

@@ -103,10 +103,10 @@ def table1(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
         at_most("pre-readout neurons left", 13, found.pre_readout_after, "pre_readout"),
         Row("verdict of the decompiler", None, found.verdict, found.verdict == LINEAR),
     ]
-    if budget == "paper" and found.neurons is not None:
+    if budget == "paper" and found.evidence.neurons is not None:
         # The paper's counts are of neurons whose weights decayed to zero; reducing exactly needs no decay.
-        hidden = int(np.sum(found.neurons.contribution > CONTRIBUTES))
-        products = int(np.sum(found.neurons.row_contribution > CONTRIBUTES))
+        hidden = int(np.sum(found.evidence.neurons.contribution > CONTRIBUTES))
+        products = int(np.sum(found.evidence.neurons.row_contribution > CONTRIBUTES))
         rows.append(Row("hidden neurons left by pruning alone", 14, hidden, hidden <= 14))
         rows.append(Row("pre-readout neurons left by pruning alone", 13, products, products <= 13))
     if found.reduced_change is not None:
@@ -137,8 +137,8 @@ def figure2(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
         for name, field in (("W_V", "w_value"), ("W_K", "w_key"), ("W_Q", "w_query"))
     )
     wanted = kernels(network, head_tensor(np.asarray(one.teacher.w_value, np.float64), one.teacher.key_query))
-    assert one.found.tensor is not None  # every gated RNN has one
-    learned = kernels(network, one.found.tensor)
+    assert one.found.evidence.tensor is not None  # every gated RNN has one
+    learned = kernels(network, one.found.evidence.tensor)
     error = float(np.linalg.norm(learned - wanted) / np.linalg.norm(wanted))
     drawn = [
         _cleaned(Panel.of(f"{name}, y{index + 1}", kernel))
