@@ -29,9 +29,9 @@ from underhood.construct.forms import rank_revealed
 from underhood.construct.gated import to_gated_rnn
 from underhood.construct.linearise import Linearisation, best_scale, exponential
 from underhood.construct.lowered import Lowered
-from underhood.construct.products import copy_products, gated_products
+from underhood.construct.products import Products, copy_products, gated_products
 from underhood.construct.targets import ATTENTION, GATED, TARGETS, Target
-from underhood.errors import UnderhoodError
+from underhood.errors import NotConstructible, UnderhoodError
 
 GATE = {np.dtype(np.float64): 2.0**-36, np.dtype(np.float32): 2.0**-20}  # z at rest of a neuron that sums
 LAG = {np.dtype(np.float64): 2.0**-23, np.dtype(np.float32): 2.0**-9}  # λ of a neuron that is one step late
@@ -79,9 +79,8 @@ def attention_to_mingru(source: LinearAttention, envelope: Envelope, order: int)
     """Two layers: y_t = q_t·S_t = Σ Δq_s S_s + Σ q_{s-1} k_s v_s."""
     form, rest, lag = rank_revealed(source), GATE[envelope.dtype], LAG[envelope.dtype]
     if np.any(form.decay != 1):
-        raise UnderhoodError(
-            "minGRU with 2 layers holds attention without decay", form.decay.tolist(), "Use --layers 3."
-        )
+        reason = "a gate that sums cannot decay, too"
+        raise NotConstructible("mingru", layers=2, needs=3, reason=reason, source="docs/theory.md")
     d, products = form.d, form.products
     asked = form.asks @ form.queries
     keys, queries = positive(envelope.linear(form.keys)), positive(envelope.linear(asked))
@@ -173,7 +172,7 @@ def to_mingru(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     return Lowered(_stack(d, (first, second, third), readout), relative, whole.output_bounds)
 
 
-def _sides(products) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def _sides(products: Products) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     return (products.gates, products.gate_bounds), (products.values, products.value_bounds)
 
 
