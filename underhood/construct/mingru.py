@@ -29,7 +29,7 @@ from underhood.construct.forms import rank_revealed
 from underhood.construct.gated import to_gated_rnn
 from underhood.construct.linearise import Linearisation, best_scale, exponential
 from underhood.construct.lowered import Lowered
-from underhood.construct.products import Products, copy_products, gated_products
+from underhood.construct.products import GatedProducts, Products, copy_products, gated_products
 from underhood.construct.targets import ATTENTION, GATED, TARGETS, Target
 from underhood.errors import NotConstructible, UnderhoodError
 
@@ -103,7 +103,8 @@ def attention_to_mingru(source: LinearAttention, envelope: Envelope, order: int)
     model = _stack(d, (first, second), form.readout @ columns)
     bounds = np.abs(form.readout) @ (envelope.linear(form.values) * keys * queries) * envelope.horizon
     late_error = 2 * lag + 2 * envelope.horizon * envelope.roundoff / lag
-    relative = error + 2 * envelope.horizon * error + cubic_error + late_error + envelope.dot(products)
+    # Σ |Δq_s| |S_s| is at most T of the largest outputs, because S grows as s does.
+    relative = (1 + envelope.horizon) * error + cubic_error + late_error + envelope.dot(products)
     return Lowered(model, relative, bounds)
 
 
@@ -168,12 +169,22 @@ def to_mingru(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     sizes = positive(out.gate_bounds) * positive(out.value_bounds)
     readout = (whole.readout * sizes) @ np.hstack([2 * rising_out, passed_out])
     late_error = 4 * lag + 4 * envelope.horizon * envelope.roundoff / lag
-    relative = 2 * error + 4 * envelope.horizon * error + late_error + envelope.dot(hidden) + envelope.dot(len(sizes))
+    summed_error = (2 + _travel(whole, envelope)) * error
+    relative = summed_error + late_error + envelope.dot(hidden) + envelope.dot(len(sizes))
     return Lowered(_stack(d, (first, second, third), readout), relative, whole.output_bounds)
 
 
 def _sides(products: Products) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     return (products.gates, products.gate_bounds), (products.values, products.value_bounds)
+
+
+def _travel(whole: GatedProducts, envelope: Envelope) -> float:
+    """Σ_s (|ΔA_s B_s| + |A_{s-1} ΔB_s|) over the largest A B, for the worst product: perfect memories only grow."""
+    memory = whole.lambda_ == 1
+    rows, bounds = np.abs(whole.outputs.values), positive(whole.outputs.value_bounds)
+    mean = rows @ (whole.state_bounds * np.where(memory, 0.5, 1.0)) / bounds
+    moves = rows @ (whole.state_bounds * np.where(memory, 1 / envelope.horizon, 2.0)) / bounds
+    return envelope.horizon * float(np.max(2 * np.minimum(mean, 1) + np.minimum(moves, 2), initial=0.0))
 
 
 def _through_gated(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
