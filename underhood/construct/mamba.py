@@ -24,12 +24,13 @@ import itertools
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.subspaces import factor, row_space
 from underhood.attention.linear import LinearAttention
 from underhood.cells import Convolution, GatedRNN, Linear, Mamba, Stack
 from underhood.cells.gated_rnn import nu_of
 from underhood.cells.linear import dense
 from underhood.construct.envelope import Envelope, positive, power_of_two
-from underhood.construct.forms import KeyValueForm, factor_key_query, heads_of, rank_revealed, row_space
+from underhood.construct.forms import KeyValueForm, heads_of, rank_revealed
 from underhood.construct.lowered import Lowered
 from underhood.construct.products import gated_products
 from underhood.construct.targets import ATTENTION, GATED, TARGETS, Target
@@ -160,7 +161,7 @@ def _one_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay
     """u = ±x, B and C the keys and queries; in the coordinates of what the head reads of x."""
     rows = row_space(np.concatenate([w_value, w_key, w_query]))
     rows = rows if len(rows) else np.zeros((1, w_value.shape[1]))
-    columns, asks = factor_key_query(w_key, w_query)
+    columns, asks = factor(w_key.T @ w_query)
     if 0 < len(columns) < len(w_key):
         w_key, w_query = columns, asks
     d = len(rows)

@@ -15,7 +15,7 @@ from underhood.attention.linear import LinearAttention
 from underhood.errors import UnderhoodError
 from underhood.identify.callables import as_numpy_function
 from underhood.identify.forms import Array, decayed_sums, pair_indices, pair_products
-from underhood.identify.found import DECAYED, LINEAR, NOT, Found, Scores
+from underhood.identify.found import DECAYED, LINEAR, NOT, Evidence, Found, Scores
 from underhood.identify.polynomial import distance, of_attention
 from underhood.identify.recover import head_tensor, key_and_query, recover_heads
 
@@ -88,14 +88,8 @@ def probe(
         verdict,
         _reason(verdict, error, tolerance, heads.count, decay),
         LinearAttention(heads.values, keys, queries, decays),
-        None if verdict == NOT else heads.count,
         Scores(polynomial_distance=gap),
-        r2,
-        r2_interval=interval,
-        tensor=tensor,
-        deviation=error,
-        tolerance=tolerance,
-        polynomial=polynomial,
+        evidence=Evidence(r2, interval, error, tolerance, tensor=tensor, polynomial=polynomial),
     )
 
 
