@@ -30,7 +30,7 @@ from underhood.construct.gated import to_gated_rnn
 from underhood.construct.linearise import Linearisation, best_scale, exponential
 from underhood.construct.lowered import Lowered
 from underhood.construct.products import GatedProducts, Products, copy_products, gated_products
-from underhood.construct.targets import ATTENTION, GATED, TARGETS, Target
+from underhood.construct.targets import register_target
 from underhood.errors import NotConstructible, UnderhoodError
 
 GATE = {np.dtype(np.float64): 2.0**-36, np.dtype(np.float32): 2.0**-20}  # z at rest of a neuron that sums
@@ -191,15 +191,12 @@ def _through_gated(source: LinearAttention, envelope: Envelope, order: int) -> L
     return to_mingru(to_gated_rnn(rank_revealed(source)), envelope, order)
 
 
-TARGETS.register("mingru")(
-    Target(
-        "mingru",
-        exact=False,
-        tolerances={1: 1e-5},
-        ways={(ATTENTION, 2): attention_to_mingru, (ATTENTION, 3): _through_gated, (GATED, 3): to_mingru},
-        default_layers={ATTENTION: 2, GATED: 3},
-        why_not_fewer="what one layer keeps of the past does not change when the last two inputs are swapped",
-        source="docs/theory.md",
-        in_paper={ATTENTION: None, GATED: None},
-    )
+register_target(
+    "mingru",
+    attention={2: attention_to_mingru, 3: _through_gated},
+    gated={3: to_mingru},
+    tolerances={1: 1e-5},
+    why_not_fewer="what one layer keeps of the past does not change when the last two inputs are swapped",
+    source="docs/theory.md",
+    paper=(None, None),
 )
