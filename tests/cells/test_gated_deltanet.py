@@ -9,11 +9,13 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 import underhood as uh
 from tests.cells.modules import TOLERANCE, cell_like, disagreement, perturbed, randomised
+from tests.cells.references import transcribes
 from tests.tolerance import agree, error
 from underhood.cells import GatedDeltaNet
 from underhood.model import as_dtype
 
 
+@transcribes("gated-deltanet-cell")
 def gated_deltanet_cell(cell, xs):
     """Eq. 10 of arXiv 2412.06464, with the rows of the projections taken apart one head after another."""
     w_qkvz, w_ba, kernel, w_out = (

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 import underhood as uh
+from tests.cells.references import transcribes
 from tests.tolerance import agree
 from underhood.cells import GLA
 
 
+@transcribes("gla-cell")
 def gla_cell(cell, xs):
     """Section 4.4 of arXiv 2312.06635 with the layer's 1/√d_k, one step and head at a time."""
     q_proj, k_proj, v_proj, g_proj, o_proj = (

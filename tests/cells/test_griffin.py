@@ -11,7 +11,7 @@ import torch
 from scipy.special import erf
 
 from tests.cells.public import FLOAT32, gradient_errors, public_outputs, sequence
-from tests.cells.references import sigmoid
+from tests.cells.references import sigmoid, transcribes
 from tests.tolerance import error
 from underhood.cells import Griffin
 from underhood.cells.griffin import blocks_of
@@ -23,6 +23,7 @@ def gelu(z, activation):
     return 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
 
 
+@transcribes("griffin-cell")
 def griffin_cell(cell, xs):
     """Equations 1 to 4 of the paper, channel by channel; the first input with the factor 1, as released."""
     kernel, bias = np.asarray(cell.conv_1d.weight), np.asarray(cell.conv_1d.bias)

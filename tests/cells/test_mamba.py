@@ -8,6 +8,7 @@ import pytest
 
 import underhood as uh
 from tests.cells.public import FLOAT32, gradient_errors, public_outputs, sequence
+from tests.cells.references import transcribes
 from tests.tolerance import error
 from underhood.cells import Mamba
 
@@ -18,6 +19,7 @@ def silu(z):
     return z / (1 + np.exp(-z))
 
 
+@transcribes("mamba-cell")
 def mamba_cell(cell, xs):
     """Equation by equation and channel by channel, from the paper's Algorithm 2 and Figure 3."""
     in_proj, x_proj, dt_proj, out_proj = map(np.asarray, (cell.in_proj, cell.x_proj, cell.dt_proj, cell.out_proj))

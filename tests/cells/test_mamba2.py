@@ -8,11 +8,13 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 import underhood as uh
 from tests.cells.modules import TOLERANCE, cell_like, disagreement, perturbed, randomised
+from tests.cells.references import transcribes
 from tests.tolerance import agree, error
 from underhood.cells import Mamba2, Norm
 from underhood.model import as_dtype
 
 
+@transcribes("mamba2-cell")
 def mamba2_cell(cell, xs):
     """Section 7 of arXiv 2405.21060, one step, head and entry of the state at a time."""
     (w_in, w_out, kernel) = (np.asarray(w) for w in (cell.in_proj.weight, cell.out_proj.weight, cell.conv1d.weight))

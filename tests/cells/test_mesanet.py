@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 import underhood as uh
+from tests.cells.references import transcribes
 from tests.tolerance import agree
 from underhood.cells import MesaNet
 
 
+@transcribes("mesanet-cell")
 def mesanet_cell(cell, xs):
     """Eq. 5 to 9 of arXiv 2506.05233: the normal equations of each step, solved."""
     w_q, w_k, w_v, w_o = (np.asarray(p.weight) for p in (cell.q_proj, cell.k_proj, cell.v_proj, cell.o_proj))

@@ -6,12 +6,13 @@ import pytest
 
 import underhood as uh
 from tests.cells.public import FLOAT32, gradient_errors, public_outputs, sequence
-from tests.cells.references import sigmoid
+from tests.cells.references import sigmoid, transcribes
 from tests.tolerance import agree, error
 from underhood.cells import MinGRU
 from underhood.model import as_dtype
 
 
+@transcribes("mingru-cell")
 def mingru_cell(cell, xs):
     """Algorithm 1 of the paper, or with the g of its Appendix B."""
     w_hidden, w_gate = np.split(np.asarray(cell.to_hidden_and_gate), 2)

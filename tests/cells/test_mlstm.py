@@ -7,6 +7,7 @@ from xlstm import mLSTMLayer, mLSTMLayerConfig
 
 import underhood as uh
 from tests.cells.modules import TOLERANCE, cell_like, disagreement, perturbed, randomised
+from tests.cells.references import transcribes
 from tests.tolerance import agree, error
 from underhood.cells import MLSTM
 from underhood.model import as_dtype
@@ -22,6 +23,7 @@ NAMES = {
 }
 
 
+@transcribes("mlstm-cell")
 def mlstm_cell(cell, xs):
     """Eq. 19 to 27 of arXiv 2405.04517, stabilised as in its Eq. 15 to 17."""
     kernel, skip = np.asarray(cell.conv1d.weight), np.asarray(cell.learnable_skip)

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 import underhood as uh
+from tests.cells.references import transcribes
 from tests.tolerance import agree
 from underhood.cells import RWKV7
 
 
+@transcribes("rwkv7-cell")
 def rwkv7_cell(cell, xs):
     """Eq. 1 to 17 of arXiv 2503.14456 for the first layer, with S as values × keys as the paper has it."""
     w_down, w_up, w_0 = (np.asarray(w) for w in (cell.w_lora.down, cell.w_lora.up, cell.w_lora.bias))

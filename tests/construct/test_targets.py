@@ -5,6 +5,8 @@ import pytest
 
 import underhood as uh
 from tests.construct.test_compile import gated_source
+from underhood.construct.envelope import Envelope
+from underhood.construct.lowered import Lowered
 from underhood.construct.targets import ATTENTION, GATED, LINEARISED, TARGETS, register_target, source_kind
 from underhood.construct.ways import either, through_form
 from underhood.errors import NotConstructible, UnderhoodError
@@ -32,9 +34,8 @@ def test_a_registered_target_compiles(mine):
 
 def test_a_source_without_a_construction_is_refused_in_one_line():
     for target in ("gated-rnn-compact", "gated-rnn-minimal"):
-        with pytest.raises(
-            UnderhoodError, match=f"no construction of {target} from a {GATED}. Start from a {ATTENTION}"
-        ):
+        says = f"no construction of {target} from a {GATED}. Start from a {ATTENTION}"
+        with pytest.raises(UnderhoodError, match=says):
             uh.compile(gated_source(), to=target)
 
 
@@ -47,14 +48,8 @@ def test_the_kind_of_a_source():
 
 def test_the_second_way_is_taken_only_where_it_is_asked_for():
     asked = []
-    way = either(through_form(lambda form, *_: _lowered("first")), lambda *_: asked.append("second"))
-    lowered = way(uh.random_attention(2), None, 1)
+    first = through_form(lambda form, *_: Lowered("first", 0.0, np.zeros(1)))
+    way = either(first, lambda *_: asked.append("second") or Lowered("second", 0.0, np.zeros(1)))
+    lowered = way(uh.random_attention(2), Envelope(4.0, 10, np.dtype(np.float64)), 1)
     assert lowered.model == "first" and not asked
-    lowered.otherwise()
-    assert asked == ["second"]
-
-
-def _lowered(model):
-    from underhood.construct.lowered import Lowered
-
-    return Lowered(model, 0.0, np.zeros(1))
+    assert lowered.otherwise().model == "second" and asked == ["second"]

@@ -7,6 +7,7 @@ x_t, through the second difference in ε, e^{ε w·x} + e^{−ε w·x} − 2 ≈
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -22,13 +23,33 @@ from underhood.errors import NotConstructible
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bounds:
-    """The largest |k·x|, |v·x|, |q·x| and |(A H)_j| of the form."""
+class _Plan:
+    """The layer under construction, and the largest |k·x|, |v·x|, |q·x| and |(A H)_j| of the form that it holds."""
 
-    keys: Float[np.ndarray, " memory"]
-    values: Float[np.ndarray, " memory"]
-    queries: Float[np.ndarray, " products"]
-    reads: Float[np.ndarray, " products"]
+    layer: Layer
+    form: KeyValueForm
+    envelope: Envelope
+    bias: float
+
+    @functools.cached_property
+    def asked(self) -> Float[np.ndarray, "products d"]:
+        return self.form.asks @ self.form.queries
+
+    @functools.cached_property
+    def keys(self) -> Float[np.ndarray, " memory"]:
+        return self.envelope.linear(self.form.keys)
+
+    @functools.cached_property
+    def values(self) -> Float[np.ndarray, " memory"]:
+        return self.envelope.linear(self.form.values)
+
+    @functools.cached_property
+    def queries(self) -> Float[np.ndarray, " products"]:
+        return self.envelope.linear(self.asked)
+
+    @functools.cached_property
+    def reads(self) -> Float[np.ndarray, " products"]:
+        return np.abs(self.form.reads) @ (self.keys * self.values * self.envelope.steps(self.form.decay))
 
 
 def attention_to_gru(form: KeyValueForm, envelope: Envelope, order: int, leak: float | None = None) -> Lowered:
@@ -39,9 +60,7 @@ def attention_to_gru(form: KeyValueForm, envelope: Envelope, order: int, leak: f
     leak = LEAK[envelope.dtype] if leak is None else leak
     bias = bias_of(leak)
     steps, worst = float(envelope.horizon), envelope.worst.around(bias)
-    asked = form.asks @ form.queries
-    keys, values, queries = map(envelope.linear, (form.keys, form.values, asked))
-    bounds = _Bounds(keys, values, queries, np.abs(form.reads) @ (keys * values * envelope.steps(form.decay)))
+    plan = _Plan(Layer(form.d), form, envelope, bias)
 
     def error_cubic(scheme: Linearisation, rounding: Rounding) -> float:
         # One step's share, 1/T, of the largest output; its second difference amplifies rounding by 1/ε².
@@ -50,83 +69,68 @@ def attention_to_gru(form: KeyValueForm, envelope: Envelope, order: int, leak: f
     errors = (summed_error, difference_error, error_cubic)
     schemes = [balance(order, leak, envelope.typical.around(bias), error) for error in errors]
     before, after, cubic = schemes
-    layer = Layer(form.d)
-    states = _memories(layer, form, bounds, before, envelope, bias)
-    past, past_weights = _past(layer, form, bounds, after, envelope, bias, states)
-    second = _second_difference(order, cubic.scale, leak)
-    present, present_weights = _present(layer, form, bounds, cubic, envelope, bias, second)
-    output_bounds = np.abs(form.readout) @ (bounds.reads * queries)
+    states = _memories(plan, before)
+    past, past_weights = _past(plan, after, states)
+    present, present_weights = _present(plan, cubic, _second_difference(order, cubic.scale, leak))
+    output_bounds = np.abs(form.readout) @ (plan.reads * plan.queries)
     made, weights = slice(past.start, present.stop), np.hstack([past_weights, present_weights])
-    readout = difference(layer, made, weights, output_bounds * steps, envelope)
+    readout = difference(plan.layer, made, weights, output_bounds * steps, envelope)
     relative = sum(error(scheme, worst) for error, scheme in zip(errors, schemes, strict=True))
     relative += 3 * leak * steps * math.exp(order * max(scheme.scale for scheme in schemes))
     relative += envelope.tiny**2 + envelope.dot(form.products)
-    model = Stack(Linear(np.eye(form.d), np.zeros(form.d)), (layer.build(),), Linear(readout, np.zeros(len(readout))))
+    model = Stack(
+        Linear(np.eye(form.d), np.zeros(form.d)), (plan.layer.build(),), Linear(readout, np.zeros(len(readout)))
+    )
     return Lowered(model, relative, output_bounds)
 
 
-def _memories(
-    layer: Layer, form: KeyValueForm, bounds: _Bounds, scheme: Linearisation, envelope: Envelope, bias: float
-) -> Float[np.ndarray, "memory n"]:
+def _memories(plan: _Plan, scheme: Linearisation) -> Float[np.ndarray, "memory n"]:
     """Σ_s (v·x_s)(k·x_s), in copies; how to combine them."""
+    form = plan.form
     memory, copy = (axis.ravel() for axis in np.indices((form.memory, scheme.copies)))
-    small = power_of_two(envelope.tiny / positive(bounds.values))[memory]
-    key_scale = positive(bounds.keys)[memory]
-    layer.add(
+    small = power_of_two(plan.envelope.tiny / positive(plan.values))[memory]
+    key_scale = positive(plan.keys)[memory]
+    plan.layer.add(
         value=form.values[memory] * small[:, None],
         gate=form.keys[memory] * (scheme.nodes[copy] / key_scale)[:, None],
-        gate_bias=bias,
+        gate_bias=plan.bias,
     )
     states = np.zeros((form.memory, len(memory)))
     states[memory, np.arange(len(memory))] = scheme.weights[copy] * key_scale / small
     return states
 
 
-def _past(
-    layer: Layer,
-    form: KeyValueForm,
-    bounds: _Bounds,
-    scheme: Linearisation,
-    envelope: Envelope,
-    bias: float,
-    states: Float[np.ndarray, "memory n"],
-) -> tuple[slice, np.ndarray]:
+def _past(plan: _Plan, scheme: Linearisation, states: Float[np.ndarray, "memory n"]) -> tuple[slice, np.ndarray]:
     """Gate q_t, candidate (A H_{t-1})."""
+    form = plan.form
     row, copy = (axis.ravel() for axis in np.indices((form.products, scheme.copies)))
-    small = power_of_two(envelope.tiny / positive(bounds.reads))[row]
-    query_scale = positive(bounds.queries)[row]
-    made = layer.add(
+    small = power_of_two(plan.envelope.tiny / positive(plan.reads))[row]
+    query_scale = positive(plan.queries)[row]
+    made = plan.layer.add(
         value=np.zeros((len(row), form.d)),
         recurrent=form.reads[row] @ states * small[:, None],
-        gate=(form.asks @ form.queries)[row] * (scheme.nodes[copy] / query_scale)[:, None],
-        gate_bias=bias,
+        gate=plan.asked[row] * (scheme.nodes[copy] / query_scale)[:, None],
+        gate_bias=plan.bias,
     )
     return made, form.readout[:, row] * (scheme.weights[copy] * query_scale / small)
 
 
-def _present(
-    layer: Layer,
-    form: KeyValueForm,
-    bounds: _Bounds,
-    scheme: Linearisation,
-    envelope: Envelope,
-    bias: float,
-    second: Float[np.ndarray, " copies"],
-) -> tuple[slice, np.ndarray]:
+def _present(plan: _Plan, scheme: Linearisation, second: Float[np.ndarray, " copies"]) -> tuple[slice, np.ndarray]:
     """For each product and each memory it reads, gates (k/k̄ ± v/v̄)/2 and candidate q.
 
     (a+b)²/4 − (a−b)²/4 = ab for a = k·x/k̄, b = v·x/v̄: the copies' part that no ε multiplies cancels, too.
     """
+    form = plan.form
     rows, memories = np.nonzero(form.reads)
     pair, sign, copy = (axis.ravel() for axis in np.indices((len(rows), 2, scheme.copies)))
     row, memory, sign = rows[pair], memories[pair], np.array([1, -1])[sign]
-    key_scale, value_scale = positive(bounds.keys)[memory], positive(bounds.values)[memory]
+    key_scale, value_scale = positive(plan.keys)[memory], positive(plan.values)[memory]
     keys, values = form.keys[memory] / key_scale[:, None], form.values[memory] / value_scale[:, None]
-    small = power_of_two(envelope.tiny / positive(bounds.queries))[row]
-    made = layer.add(
-        value=(form.asks @ form.queries)[row] * small[:, None],
+    small = power_of_two(plan.envelope.tiny / positive(plan.queries))[row]
+    made = plan.layer.add(
+        value=plan.asked[row] * small[:, None],
         gate=(keys + sign[:, None] * values) / 2 * scheme.nodes[copy][:, None],
-        gate_bias=bias,
+        gate_bias=plan.bias,
     )
     scale = key_scale * value_scale * sign * form.reads[row, memory] / small
     return made, form.readout[:, row] * (second[copy] * scale)

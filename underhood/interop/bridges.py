@@ -17,7 +17,7 @@ import numpy as np
 
 from underhood.cells import Stack
 from underhood.errors import UnderhoodError
-from underhood.interop.extras import require
+from underhood.extras import require
 from underhood.interop.state_dict import Tensors, listed
 from underhood.registry import Registry
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from underhood.cells import BlockGate, Convolution, Griffin, Linear, Mamba, MinGRU
 from underhood.errors import UnderhoodError
+from underhood.extras import require
 from underhood.interop.bridges import Settings, bridge, expect, take
-from underhood.interop.extras import require
 from underhood.interop.state_dict import Tensors
 
 # What config.json may say of such a model, in this version of transformers and in earlier ones.

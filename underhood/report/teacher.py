@@ -72,6 +72,8 @@ def paper_student(runs: Path, seed: int) -> Student:
     folder.parent.mkdir(parents=True, exist_ok=True)
     task, watch = TeacherStudent(teacher, LENGTH), Pace("Section 3.1", SECTION_3_1.steps)
     run = fit_population([model], members, task, SECTION_3_1, out=folder, resume=folder.exists(), watch=watch)[0]
+    if run.interrupted:
+        raise KeyboardInterrupt  # half a training is no result; the checkpoint stays
     found = decompile(as_dtype(run.model, np.float64), against=teacher)
     settings = {**SECTION_3_1.as_dict(), "optimizer": "adamw", "seconds": round(run.seconds, 1)}
     return Student(teacher, run.model, run.held_out_loss, found, settings)
