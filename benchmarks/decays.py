@@ -37,7 +37,7 @@ def students(steps: int) -> list[dict[str, Any]]:
     found = []
     for run in fit_population(models, members, TeacherStudent(teacher), config):
         reading = decompile(as_dtype(run.model, np.float64), against=teacher)
-        neurons = reading.neurons
+        neurons = reading.evidence.neurons
         assert neurons is not None  # a gated RNN has them
         found.append(
             {

@@ -112,8 +112,8 @@ def _after_one_weight(found: uh.Found, was: uh.LinearAttention | None) -> tuple[
     assert was is not None
     if found.verdict != "linear-attention":
         return found.verdict, False
-    assert found.tensor is not None and found.attention is not None
-    moved = relative(found.tensor, tensor_of(was))
+    assert found.evidence.tensor is not None and found.attention is not None
+    moved = relative(found.evidence.tensor, tensor_of(was))
     as_it_was = relative(tensor_of(found.attention), tensor_of(was)) < 0.1 * moved
     if moved < 1e-12:
         return "linear-attention, the weight had no effect", False

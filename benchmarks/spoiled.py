@@ -28,8 +28,8 @@ def _used_memory(network: uh.GatedRNN) -> np.ndarray:
     """Memory neurons whose removal changes the output."""
     lambda_ = np.asarray(network.lambda_)
     found = uh.decompile(network)
-    assert found.neurons is not None
-    return np.flatnonzero((lambda_ == 1) & (found.neurons.contribution > 1e-6))
+    assert found.evidence.neurons is not None
+    return np.flatnonzero((lambda_ == 1) & (found.evidence.neurons.contribution > 1e-6))
 
 
 def spoil(network: uh.GatedRNN, kind: str, random: np.random.Generator) -> uh.GatedRNN:

@@ -38,6 +38,19 @@ def model_files() -> dict[str, bytes]:
     return {name: model_bytes(model, {"by": "torture"}) for name, model in networks().items()}
 
 
+def earlier_files() -> dict[str, bytes]:
+    """Earlier results, each of the kind that a command may write over: a model, an export to torch, a graph, a page."""
+    from underhood.storage.files import tensor_bytes
+
+    numbers = {"w": np.ones(3)}
+    return {
+        "a.safetensors": tensor_bytes(numbers, {"format": "underhood/1", "kind": "earlier"}),
+        "t.safetensors": tensor_bytes(numbers, {"format": "pt", "underhood": "{}"}),
+        "a.onnx": b"\x08\x0a\x12\x07earlier",
+        "a.html": b'<!doctype html>\n<meta name="generator" content="underhood">',
+    }
+
+
 def foreign_files() -> Iterator[tuple[str, list[str], bytes]]:
     """(name, flags of `underhood import`, content): weights as other programs write them."""
     import safetensors.numpy

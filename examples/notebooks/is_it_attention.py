@@ -64,7 +64,7 @@ def _(attention, found, mo, np):
 
 @app.cell
 def _(found, mo):
-    terms = sorted(found["forgetful"].rest.items(), key=lambda item: -item[1])[:3]
+    terms = sorted(found["forgetful"].evidence.rest.items(), key=lambda item: -item[1])[:3]
     mo.md(
         "What the forgetful network has that attention does not:\n\n" + "\n".join(f"- {n}: {v:.1e}" for n, v in terms)
     )

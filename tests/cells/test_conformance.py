@@ -13,9 +13,16 @@ from underhood.cells import ARCHITECTURES
 from underhood.model import as_dtype
 
 LENGTHS = (1, 2, 31, 32, 33, 1000)
-ONE_LAYER = ("gated-rnn", "gated-rnn-dense", "linear-attention")
 NAMES = (*ARCHITECTURES, "linear-attention")
-CASES = [(name, layers) for name in NAMES for layers in (1, 2) if layers == 1 or name not in ONE_LAYER]
+CASES = [
+    *(
+        (name, layers)
+        for name in ARCHITECTURES
+        for layers in (1, 2)
+        if layers <= (ARCHITECTURES[name].most_layers or 2)
+    ),
+    ("linear-attention", 1),
+]
 # Two layers compile for long and differ from one only in what `Stack` hands on: one length shows that.
 CASES_AND_LENGTHS = [(*case, length) for case in CASES for length in (LENGTHS if case[1] == 1 else (33,))]
 # A gradient compiles for seconds, and 2, 31 and 32 steps make the same program as 33 but for a number.

@@ -56,7 +56,7 @@ def test_no_is_exit_code_one(files, capsys) -> None:
     assert main(["decompile", files["no"], "--out", files["found"], "--json"]) == 1
     captured = capsys.readouterr()
     printed = json.loads(captured.out)
-    assert list(printed) == KEYS
+    assert list(printed) == [*KEYS, "diagnosis"]
     assert printed["verdict"] == "not-attention"
     assert printed["heads"] is None and printed["certificate"] is None
     assert "not written" in captured.err and not Path(files["found"]).exists()
@@ -71,6 +71,21 @@ def test_table_says_the_verdict_first(files, capsys) -> None:
         assert word in text
     assert main(["decompile", files["no"]]) == 1
     assert capsys.readouterr().out.startswith("not-attention")
+
+
+def test_pruning_is_told_only_where_there_was_some(files, capsys) -> None:
+    assert main(["decompile", files["rnn"], "--reduced", files["small"]]) == 0
+    assert "after pruning and merging" in " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert main(["decompile", files["small"]]) == 0
+    printed = capsys.readouterr().out
+    assert "none to prune or merge" in printed and "after pruning" not in printed
+
+
+def test_weights_of_torch_are_sent_to_import(tmp_path, capsys) -> None:
+    for content in (b"PK\x03\x04 a zip archive", b"\x80\x02 a pickle"):
+        (tmp_path / "w.pt").write_bytes(content)
+        assert main(["decompile", str(tmp_path / "w.pt")]) == 2
+        assert f"underhood import {tmp_path / 'w.pt'} --kind" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--against", "rnn"], ["--horizon", "0"], ["--tolerance", "7"]])

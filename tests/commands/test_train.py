@@ -96,7 +96,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_so(capsys, tmp_path, monkeypatch):
         (["--seeds", "0"], "seeds"),
         (["--optimizer", "levenberg", "--model", "lstm"], "adamw"),
         (["--model", "lstm", "--pre-readout", "3"], "pre-readout"),
-        (["--teacher", "nowhere.safetensors"], "exists"),
+        (["--teacher", "nowhere.safetensors"], "no such file"),
         (["--optimizer", "sgd"], "levenberg"),
     ],
 )

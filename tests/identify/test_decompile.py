@@ -318,7 +318,7 @@ def test_bad_input_says_what_to_do(figure_1, changed) -> None:
         uh.decompile(changed(network, readout=np.full(network.readout.shape, np.nan)))
     with pytest.raises(uh.UnderhoodError, match=r"uh\.probe"):
         uh.decompile(np.tanh)
-    with pytest.raises(uh.UnderhoodError, match="networks of this package"):
+    with pytest.raises(uh.UnderhoodError, match="network of this package"):
         uh.decompile("network")
     with pytest.raises(uh.UnderhoodError, match="nothing to decompile"):
         uh.decompile(uh.random_attention(3))

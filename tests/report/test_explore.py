@@ -62,11 +62,11 @@ def test_another_networks_numbers_would_be_noticed(browser, tmp_path):
     "name", ["gated-rnn-dense", "lstm", "gru", "gru-after", "lru", "lru-in-out", "lru-in-skip", "gru-cell"]
 )
 def test_every_cell_runs_in_the_page(browser, name, tmp_path, monkeypatch):
-    from underhood.identify.found import NOT, Found, Scores
+    from underhood.identify.found import NOT, Evidence, Found, Scores
     from underhood.report import explore
 
     # Asking each random network for its attention takes seconds and is not what this is about.
-    nothing = Found(NOT, "not asked", None, None, Scores(), 0.0)
+    nothing = Found(NOT, "not asked", None, Scores(), evidence=Evidence(r2=0.0))
     monkeypatch.setattr(explore, "decompile", lambda *arguments, **settings: nothing)
     model = network(name)
     uh.explore(model, tmp_path / "e.html")
@@ -131,7 +131,7 @@ def test_a_network_that_is_not_attention_says_so(tmp_path, capsys):
 def test_what_cannot_be_shown_is_refused(tmp_path, capsys):
     uh.save(uh.random_attention(2), tmp_path / "attn")
     assert main(["explore", str(tmp_path / "attn"), "--out", str(tmp_path / "e.html")]) == 2
-    assert "explore takes a recurrent network; got linear-attention" in capsys.readouterr().err
+    assert "expected a recurrent network; got linear-attention" in capsys.readouterr().err
     large = uh.compile(uh.random_attention(20), to="gated-rnn", horizon=10).model
     with pytest.raises(uh.UnderhoodError, match="weights"):
         uh.explore(large, tmp_path / "e.html")

@@ -16,8 +16,8 @@ from underhood.data import TASKS
 from underhood.errors import UnderhoodError
 from underhood.fit.config import FitConfig
 from underhood.fit.runs import fit
-from underhood.storage.files import load
 from underhood.model import make_model
+from underhood.storage.files import load
 from underhood.sweep import run_sweep
 from underhood.sweep.job import run_job
 from underhood.sweep.store import results

@@ -37,8 +37,11 @@ class Sweep:
     """Print one JSON object."""
 
     def run(self) -> int:
+        from underhood.extras import require
         from underhood.sweep import Teller, query, read_spec, run_sweep
 
+        if self.query:
+            require("duckdb", "sweep", "--query")  # before the runs rather than after them
         sweep, tls = read_spec(self.spec), self._tls()
         records = run_sweep(
             sweep,

@@ -8,20 +8,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
 from underhood.arrays import require_finite
 from underhood.attention.linear import LinearAttention
-from underhood.cells import GatedRNN
-from underhood.cells.linear import dense
-from underhood.construct import table3  # noqa: F401  (registers the targets)
 from underhood.construct.envelope import Envelope
 from underhood.construct.lowered import Lowered
 from underhood.construct.products import gated_products
-from underhood.construct.targets import ATTENTION, GATED, TARGETS, Target
+from underhood.construct.targets import TARGETS, Target, Way, source_kind
 from underhood.construct.verify import Measured, measure
 from underhood.errors import UnderhoodError
-from underhood.model import as_dtype
+from underhood.model import AbstractModel, as_dtype
 
 DTYPES = ("float64", "float32")
 MOST_ORDERS = 4  # beyond it, rounding of the coefficients eats what the cancellation gains
@@ -34,36 +32,103 @@ TELLING = 300  # and so is one whose bound is this many times the error that is 
 
 
 @dataclasses.dataclass(frozen=True)
+class CompileEvidence:
+    """What was measured, on what, and what is promised beyond it."""
+
+    max_abs_error: float
+    """Largest |y_network − y_source| on the probes."""
+    max_rel_error: float
+    """The same, over the largest output."""
+    error_bound: float
+    """On |y_network − y_source| for every input within `input_bound`, up to the horizon."""
+    tolerance: float
+    """Largest `max_rel_error` that counts as verified."""
+    input_bound: float
+    """Inputs are within ± this."""
+    horizon: int
+    """Longest sequence that the bound holds for."""
+    order: int
+    """Scales at which neurons are copied to linearise σ."""
+    measured_steps: int
+    """Length of the probes: the horizon, or as much of it as is measured."""
+    probes: int
+    """How many probe sequences were run."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Compiled:
     """A network that computes what its source does, and the evidence."""
 
     model: Any
+    """The network, in the dtype asked for."""
     target: str
+    """Its kind: what `to` said."""
     layers: int
-    hidden: int
-    parameters: int
-    dtype: str
-    exact: bool  # equal in exact arithmetic; otherwise equal in a limit, at the scales chosen
-    max_abs_error: float  # on the probes
-    max_rel_error: float  # on the probes, over the largest output
-    error_bound: float  # on |y_network − y_source| for every input within input_bound, up to the horizon
-    input_bound: float
-    horizon: int
-    order: int
-    tolerance: float
+    """How many recurrent layers it has."""
+    exact: bool
+    """Whether it equals its source in exact arithmetic; otherwise in a limit, at the scales chosen."""
     verified: bool
-    measured_steps: int
-    probes: int
+    """Whether the errors measured are within the tolerance and within the bound."""
+    evidence: CompileEvidence
+    """What `verified` rests on."""
+
+    @property
+    def hidden(self) -> int:
+        """Hidden neurons of the network."""
+        return self.model.hidden
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers its weights are."""
+        return self.model.parameters
+
+    @property
+    def max_abs_error(self) -> float:
+        """Largest |y_network − y_source| on the probes."""
+        return self.evidence.max_abs_error
+
+    @property
+    def max_rel_error(self) -> float:
+        """The same, over the largest output."""
+        return self.evidence.max_rel_error
+
+    @property
+    def error_bound(self) -> float:
+        """On |y_network − y_source| for every input within the bound, up to the horizon."""
+        return self.evidence.error_bound
+
+    @property
+    def tolerance(self) -> float:
+        """Largest `max_rel_error` that counts as verified."""
+        return self.evidence.tolerance
 
     @property
     def report(self) -> dict[str, Any]:
         """Everything but the model, as plain data."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "model"}
+        seen = self.evidence
+        return {
+            "target": self.target,
+            "layers": self.layers,
+            "hidden": self.hidden,
+            "parameters": self.parameters,
+            "dtype": str(self.model.dtype),
+            "exact": self.exact,
+            "max_abs_error": seen.max_abs_error,
+            "max_rel_error": seen.max_rel_error,
+            "error_bound": seen.error_bound,
+            "input_bound": seen.input_bound,
+            "horizon": seen.horizon,
+            "order": seen.order,
+            "tolerance": seen.tolerance,
+            "verified": self.verified,
+            "measured_steps": seen.measured_steps,
+            "probes": seen.probes,
+        }
 
 
 @np.errstate(all="ignore")  # what overflows is refused
 def compile(
-    source: Any,
+    source: AbstractModel,
     to: str = "gated-rnn",
     *,
     layers: int | None = None,
@@ -80,37 +145,30 @@ def compile(
     is the largest error over the largest output that counts as verified; each target has its own default.
     `sparse` keeps the gatings of `gated-rnn` sparse; by default where the dense ones would be large.
     """
-    target = TARGETS[to]
+    target, kind = TARGETS[to], source_kind(source)
     envelope = _checked_envelope(source, input_bound, horizon, order, dtype)
-    kind = ATTENTION if isinstance(source, LinearAttention) else GATED
     layers, lower = target.choose(kind, layers)
     tolerance = target.tolerance(order, dtype == "float32") if tolerance is None else tolerance
     options = {"sparse": sparse} if to == "gated-rnn" else {}
     if sparse and not options:
-        raise UnderhoodError("sparse gatings are for the target gated-rnn", f"to={to!r}")
+        raise UnderhoodError("only the target gated-rnn has sparse gatings", remedy="Leave sparse out.")
     lowered = lower(source, envelope, order, **options)
     if not lowered.relative_bound <= SLACK * tolerance:
         raise _too_far(target, lower, source, envelope, order, tolerance, lowered, options)
     model, lowered, measured = _measured(source, lowered, envelope, tolerance)
-    return Compiled(
-        model=model,
-        target=to,
-        layers=layers,
-        hidden=model.hidden,
-        parameters=model.parameters,
-        dtype=dtype,
-        exact=target.exact,
+    evidence = CompileEvidence(
         max_abs_error=measured.max_abs_error,
         max_rel_error=measured.max_rel_error,
         error_bound=lowered.error_bound,
+        tolerance=tolerance,
         input_bound=float(input_bound),
         horizon=int(horizon),
         order=order,
-        tolerance=tolerance,
-        verified=_is_verified(measured, lowered, tolerance),
         measured_steps=measured.steps,
         probes=measured.probes,
     )
+    verified = measured.max_rel_error <= tolerance and measured.max_abs_error <= lowered.error_bound
+    return Compiled(model, to, layers, target.exact, verified, evidence)
 
 
 def _measured(source: Any, lowered: Lowered, envelope: Envelope, tolerance: float) -> tuple[Any, Lowered, Measured]:
@@ -124,32 +182,20 @@ def _measured(source: Any, lowered: Lowered, envelope: Envelope, tolerance: floa
     return other if other[2].max_rel_error < measured.max_rel_error else (model, lowered, measured)
 
 
-def _is_verified(measured: Measured, lowered: Lowered, tolerance: float) -> bool:
-    return measured.max_rel_error <= tolerance and measured.max_abs_error <= lowered.error_bound
-
-
 def _checked_envelope(source: Any, input_bound: float, horizon: int, order: int, dtype: str) -> Envelope:
-    if not isinstance(source, LinearAttention | GatedRNN):
-        kind = getattr(source, "kind", type(source).__name__)
-        raise UnderhoodError("compile takes a linear attention or a diagonal gated RNN", kind)
     if not (np.isfinite(input_bound) and input_bound > 0):
-        raise UnderhoodError("input_bound is a positive number", input_bound)
+        raise UnderhoodError("expected an input_bound above 0", input_bound)
     if int(horizon) != horizon or horizon < 1:
-        raise UnderhoodError("horizon is a whole number of steps from 1 on", horizon)
+        raise UnderhoodError("expected a horizon of 1 step or more", horizon)
     if int(order) != order or not 1 <= order <= MOST_ORDERS:
-        raise UnderhoodError(f"order is a whole number from 1 to {MOST_ORDERS}", order)
+        raise UnderhoodError(f"expected an order from 1 to {MOST_ORDERS}", order)
     if dtype not in DTYPES:
-        raise UnderhoodError("dtype is float64 or float32", repr(dtype))
-    names = ("w_value", "w_key", "w_query", "decay") if isinstance(source, LinearAttention) else ("nu", "readout")
-    for name in names:
-        if getattr(source, name) is not None:
-            require_finite(name, dense(getattr(source, name)))
-    if isinstance(source, GatedRNN):
-        for gating in ("input_gating", "output_gating"):
-            for branch in ("w_m", "w_x"):
-                require_finite(f"{gating}.{branch}", dense(getattr(getattr(source, gating), branch)))
-    elif source.decay is not None and not np.all((np.asarray(source.decay) >= 0) & (np.asarray(source.decay) <= 1)):
-        raise UnderhoodError("decay lies in [0, 1]", np.asarray(source.decay).tolist())
+        raise UnderhoodError("expected the dtype float64 or float32", repr(dtype))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(source):
+        require_finite(jax.tree_util.keystr(path, simple=True, separator="."), leaf)
+    decay = getattr(source, "decay", None)
+    if decay is not None and not np.all((np.asarray(decay) >= 0) & (np.asarray(decay) <= 1)):
+        raise UnderhoodError("expected decays from 0 to 1", np.asarray(decay).tolist())
     envelope = Envelope(float(input_bound), int(horizon), np.dtype(dtype))
     _require_room(source, envelope)
     return envelope
@@ -165,14 +211,14 @@ def _require_room(source: Any, envelope: Envelope) -> None:
         digits = np.log10(np.max(gated_products(source, envelope).output_bounds, initial=0.0))
     limit = np.log10(np.finfo(envelope.dtype).max)
     if not digits < limit:
-        rule = f"outputs up to the horizon are numbers of {envelope.dtype}, below 1e{limit:.0f}"
+        rule = f"expected outputs below 1e{limit:.0f} up to the horizon, as {envelope.dtype} has them"
         got = f"up to about 1e{digits:.0f}" if np.isfinite(digits) else "more than float64 holds"
-        raise UnderhoodError(rule, got, "Scale the weights down, or input_bound.")
+        raise UnderhoodError(rule, got, "Scale the weights down, or lower input_bound.")
 
 
 def _too_far(
     target: Target,
-    lower: Any,
+    lower: Way,
     source: Any,
     envelope: Envelope,
     order: int,
@@ -192,5 +238,6 @@ def _too_far(
         within, beyond = (middle, beyond) if meets(middle) else (within, middle)
     limit = f"The longest horizon that can be promised is {within}" if within else "No horizon can be promised"
     remedy = f"{limit} at tolerance {tolerance:g}; raise the order, the tolerance, or the precision."
-    rule = f"{target.name} at order {order} in {envelope.dtype} stays within {SLACK} × the tolerance {tolerance:g}"
-    return UnderhoodError(rule, f"a bound of {lowered.relative_bound:.2g} at horizon {envelope.horizon}", remedy)
+    rule = f"expected an error bound within {SLACK} × the tolerance {tolerance:g} from {target.name} at order {order}"
+    got = f"{lowered.relative_bound:.2g} in {envelope.dtype} at horizon {envelope.horizon}"
+    return UnderhoodError(rule, got, remedy)

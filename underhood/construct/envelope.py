@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.quadratic import decayed_length
 from underhood.construct.linearise import Linearisation
 
 TINY = {np.dtype(np.float64): 2.0**-30, np.dtype(np.float32): 2.0**-15}
@@ -57,11 +58,9 @@ class Envelope:
         """max |row · (x, 1)|."""
         return self.linear(rows[:, :-1]) + np.abs(rows[:, -1])
 
-    def steps(self, lambda_: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    def steps(self, lambda_: Float[np.ndarray, "*n"] | float) -> Float[np.ndarray, "*n"]:
         """Σ_{s<T} λ^s: how many inputs a neuron can add up."""
-        lambda_ = np.asarray(lambda_, np.float64)
-        forgetting = np.minimum(lambda_, 1 - 1e-15)
-        return np.where(lambda_ == 1, float(self.horizon), (1 - forgetting**self.horizon) / (1 - forgetting))
+        return decayed_length(lambda_, self.horizon)
 
     @property
     def worst(self) -> Rounding:

@@ -1,4 +1,4 @@
-"""The form that attention takes on its way into a network: products to remember, queries, products to read.
+"""Attention as key-values, in every shape that a construction asks for.
 
     H_t = decay ⊙ H_{t-1} + (V x_t) ⊙ (K x_t);      y_t = D [(A H_t) ⊙ (B Q x_t)]
 
@@ -10,59 +10,12 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from jaxtyping import Float
 
+from underhood.algebra.key_values import KeyValueForm, stack_forms
+from underhood.algebra.quadratic import fold, pair_indices
+from underhood.algebra.subspaces import factor, row_space
 from underhood.attention.linear import LinearAttention
 from underhood.errors import UnderhoodError
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyValueForm:
-    """y_t = D [(A H_t) ⊙ (B Q x_t)] with H_t = decay ⊙ H_{t-1} + (V x_t) ⊙ (K x_t), in float64."""
-
-    values: Float[np.ndarray, "memory d"]  # V
-    keys: Float[np.ndarray, "memory d"]  # K
-    decay: Float[np.ndarray, " memory"]
-    queries: Float[np.ndarray, "queries d"]  # Q
-    reads: Float[np.ndarray, "products memory"]  # A
-    asks: Float[np.ndarray, "products queries"]  # B
-    readout: Float[np.ndarray, "d_o products"]  # D
-
-    @property
-    def d(self) -> int:
-        return self.values.shape[1]
-
-    @property
-    def memory(self) -> int:
-        return len(self.values)
-
-    @property
-    def products(self) -> int:
-        return len(self.reads)
-
-
-def stack_forms(forms: list[KeyValueForm]) -> KeyValueForm:
-    """Heads side by side: their outputs add up in the readout."""
-    if len(forms) == 1:
-        return forms[0]
-    return KeyValueForm(
-        values=np.concatenate([form.values for form in forms]),
-        keys=np.concatenate([form.keys for form in forms]),
-        decay=np.concatenate([form.decay for form in forms]),
-        queries=np.concatenate([form.queries for form in forms]),
-        reads=block_diagonal([form.reads for form in forms]),
-        asks=block_diagonal([form.asks for form in forms]),
-        readout=np.concatenate([form.readout for form in forms], axis=1),
-    )
-
-
-def block_diagonal(blocks: list[np.ndarray]) -> np.ndarray:
-    rows, columns = (sum(block.shape[axis] for block in blocks) for axis in (0, 1))
-    result, row, column = np.zeros((rows, columns)), 0, 0
-    for block in blocks:
-        result[row : row + block.shape[0], column : column + block.shape[1]] = block
-        row, column = row + block.shape[0], column + block.shape[1]
-    return result
 
 
 def figure_1(attention: LinearAttention) -> KeyValueForm:
@@ -111,7 +64,7 @@ def _invertible(w_value: np.ndarray) -> np.ndarray:
     if d_value != d or rank < d:
         shape = f"rank {rank} for d={d}" if d_value == d else f"shape {w_value.shape}"
         remedy = "Use to='gated-rnn-minimal' (--to gated-rnn-minimal), which takes any."
-        raise UnderhoodError("compact needs an invertible w_value", shape, remedy)
+        raise UnderhoodError("compact expects an invertible w_value", shape, remedy)
     return w_value
 
 
@@ -120,7 +73,7 @@ def _compact_head(
 ) -> KeyValueForm:
     """y = (W_V B⁻¹) S (B^{-T} W_KᵀW_Q x) with the symmetric S = Σ (B x)(B x)ᵀ, for any invertible B."""
     d = len(basis)
-    upper = np.triu_indices(d)
+    upper = pair_indices(d)
     # memory_of[i, j]: which neuron holds entry (i, j), the same for (j, i).
     memory_of = np.zeros((d, d), int)
     memory_of[upper] = np.arange(len(upper[0]))
@@ -148,7 +101,7 @@ def rank_revealed(attention: LinearAttention) -> KeyValueForm:
 
 def _rank_revealed_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float) -> KeyValueForm:
     rows = row_space(w_value)
-    columns, queries = factor_key_query(w_key, w_query)
+    columns, queries = factor(w_key.T @ w_query)
     if len(rows) * len(columns) == 0:  # a head that is zero keeps one silent product: cells have a neuron or more
         rows, columns, queries = np.zeros((3, 1, w_value.shape[1]))
     if len(rows) * len(columns) >= len(w_value) * len(w_key):
@@ -172,43 +125,15 @@ def coordinates(attention: LinearAttention) -> KeyValueForm:
 def _coordinate_form(heads: list[tuple[np.ndarray, np.ndarray, np.ndarray, float]]) -> KeyValueForm:
     """Heads of one decay."""
     d_value, d = heads[0][0].shape
-    tensors = [np.einsum("ia,bc->iabc", w_value, w_key.T @ w_query) for w_value, w_key, w_query, _ in heads]
-    tensor = np.sum(tensors, axis=0)
-    first, second = np.triu_indices(d)
-    # Both T[a,b] and T[b,a] for a < b; the diagonal once.
-    folded = tensor[:, first, second] + np.where(first != second, 1.0, 0.0)[:, None] * tensor[:, second, first]
+    folded = sum(fold(np.einsum("ia,bc->iabc", w_value, w_key.T @ w_query)) for w_value, w_key, w_query, _ in heads)
+    first, second = pair_indices(d)
     pairs = len(first)
     return KeyValueForm(
         values=np.eye(d)[first],
         keys=np.eye(d)[second],
         decay=np.full(pairs, heads[0][3]),
-        queries=folded.reshape(-1, d),
+        queries=np.reshape(folded, (-1, d)),
         reads=np.tile(np.eye(pairs), (d_value, 1)),
         asks=np.eye(d_value * pairs),
         readout=np.repeat(np.eye(d_value), pairs, axis=1),
     )
-
-
-def factor_key_query(w_key: np.ndarray, w_query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """W_KᵀW_Q = columnsᵀ @ queries, with orthonormal rows in `columns` and as many as the rank."""
-    u, sizes, vt = np.linalg.svd(w_key.T @ w_query)
-    rank = numerical_rank(sizes, w_key.shape)
-    return u[:, :rank].T, sizes[:rank, None] * vt[:rank]
-
-
-def row_space(matrix: np.ndarray) -> np.ndarray:
-    """Orthonormal rows that span the rows of `matrix`."""
-    _, sizes, vt = np.linalg.svd(matrix)
-    return plain(vt[: numerical_rank(sizes, matrix.shape)])
-
-
-def plain(rows: np.ndarray) -> np.ndarray:
-    """An orthonormal basis of the whole space may as well be the coordinates: |row·x| is bounded best there."""
-    return np.eye(len(rows)) if len(rows) == rows.shape[1] else rows
-
-
-def numerical_rank(sizes: np.ndarray, shape: tuple[int, ...]) -> int:
-    """Singular values above what rounding makes of zeros, 16 times wider than the usual width."""
-    if sizes.size == 0 or sizes[0] == 0:
-        return 0
-    return int(np.sum(sizes > sizes[0] * max(shape) * 16 * np.finfo(np.float64).eps))

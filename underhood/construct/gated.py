@@ -1,13 +1,27 @@
-"""Key-value form → gated RNN of Eq. 2 (Figure 1): perfect memories for H, perfect forgets for the queries."""
+"""Key-values → gated RNN of Eq. 2 (Figure 1): perfect memories for H, perfect forgets for the queries.
+
+Exact but for rounding, in three sizes: as Figure 1, as Section 2.2, and the smallest.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import numpy as np
 
+from underhood.algebra.key_values import KeyValueForm
 from underhood.attention.linear import LinearAttention
 from underhood.cells import GatedRNN, Gating, SparseMatrix
 from underhood.cells.linear import Block
-from underhood.construct.forms import KeyValueForm, heads_of
+from underhood.construct.envelope import Envelope
+from underhood.construct.forms import compact, compact_coordinates, figure_1, heads_of
+from underhood.construct.lowered import Lowered
+from underhood.construct.minimal import minimal
+from underhood.construct.products import gated_products
+from underhood.construct.targets import ROUNDING_ONLY, register_target
+
+LARGE = 10_000_000  # entries of a dense output gating, 80 MB in float64: sparse from here on
 
 
 def to_gated_rnn(form: KeyValueForm) -> GatedRNN:
@@ -69,3 +83,53 @@ def to_sparse_gated_rnn(attention: LinearAttention) -> GatedRNN:
 
 def _stack(columns: int, *blocks: Block) -> SparseMatrix:
     return SparseMatrix(blocks, columns)
+
+
+def _exact(form: Callable[[LinearAttention], KeyValueForm], source: LinearAttention, envelope: Envelope) -> Lowered:
+    return _rounded(to_gated_rnn(form(source)), envelope)
+
+
+def _figure_1(source: LinearAttention, envelope: Envelope, order: int, sparse: bool | None = None) -> Lowered:
+    entries = source.heads * source.d_out * source.d_key
+    if sparse or (sparse is None and entries * (entries + source.heads * source.d_key) > LARGE):
+        return Lowered(to_sparse_gated_rnn(source), _rounding(envelope, entries), _attention_bounds(source, envelope))
+    return _exact(figure_1, source, envelope)
+
+
+def _compact(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
+    """Section 2.2; the form without an inverse for sources on which the inverse costs too much."""
+    lowered = _exact(compact, source, envelope)
+    return dataclasses.replace(lowered, otherwise=lambda: _exact(compact_coordinates, source, envelope))
+
+
+def _minimal(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
+    return _exact(minimal, source, envelope)
+
+
+def _same(source: GatedRNN, envelope: Envelope, order: int, sparse: bool | None = None) -> Lowered:
+    """A gated RNN is one already."""
+    return _rounded(source, envelope)
+
+
+def _rounded(model: GatedRNN, envelope: Envelope) -> Lowered:
+    return Lowered(model, _rounding(envelope, model.pre_readout), gated_products(model, envelope).output_bounds)
+
+
+def _rounding(envelope: Envelope, products: int) -> float:
+    """Products, sums over time and the sum of the readout, against the source in exact arithmetic."""
+    return envelope.worst.summing + 2 * envelope.worst.step + envelope.dot(products)
+
+
+def _attention_bounds(source: LinearAttention, envelope: Envelope) -> np.ndarray:
+    """Σ |v| |k| |q| over the horizon, without writing the form out."""
+    total = np.zeros(source.d_out)
+    for w_value, w_key, w_query, decay in heads_of(source):
+        keys, queries = envelope.linear(w_key), envelope.linear(w_query)
+        total += envelope.steps(decay) * envelope.linear(w_value) * np.sum(keys * queries)
+    return total
+
+
+_EXACT = {"tolerances": ROUNDING_ONLY, "source": "Section 2.1"}
+register_target("gated-rnn", attention={1: _figure_1}, gated={1: _same}, **_EXACT)
+register_target("gated-rnn-compact", attention={1: _compact}, **_EXACT)
+register_target("gated-rnn-minimal", attention={1: _minimal}, **_EXACT)

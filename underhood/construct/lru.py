@@ -10,14 +10,16 @@ from collections.abc import Callable
 
 import numpy as np
 
+from underhood.algebra.key_values import KeyValueForm
 from underhood.cells import LRU, GatedRNN, Gating, Linear, Stack
 from underhood.cells.gated_rnn import nu_of
 from underhood.cells.lru import Form
-from underhood.construct.envelope import Envelope, Rounding
-from underhood.construct.forms import KeyValueForm
+from underhood.construct.envelope import Envelope, Rounding, positive
 from underhood.construct.linearise import Linearisation, best_scale, centred
 from underhood.construct.lowered import Lowered
 from underhood.construct.products import Copies, Products, copy_products, gated_products
+from underhood.construct.targets import register_target
+from underhood.construct.ways import through_form, through_gated
 
 NO_PHASE = -1000.0  # θ = exp(−1000) = 0: the real axis
 
@@ -113,7 +115,7 @@ def _plain_products(
     gates: np.ndarray, values: np.ndarray, gate_bounds: np.ndarray, value_bounds: np.ndarray
 ) -> Products:
     none = np.zeros(len(gates))
-    return Products(gates, values, np.where(gate_bounds > 0, gate_bounds, 1.0), value_bounds, none > 0, none)
+    return Products(gates, values, positive(gate_bounds), value_bounds, none > 0, none)
 
 
 def _input_copies(products: Products, envelope: Envelope, order: int) -> tuple[Copies, Linearisation, float]:
@@ -170,3 +172,20 @@ def _stack(d: int, cells: list[LRU], readout: np.ndarray) -> Stack:
     """The embedding appends the constant 1 that the networks of Eq. 2 read."""
     embedding = Linear(np.eye(d + 1, d), np.append(np.zeros(d), 1.0))
     return Stack(embedding, tuple(cells), Linear(readout, np.zeros(len(readout))))
+
+
+register_target(
+    "lru",
+    attention={2: through_gated(to_lru)},
+    gated={2: to_lru},
+    why_not_fewer="one layer has output gating only, and key-values need gating before the recurrence",
+    paper=(2, 2),
+)
+register_target("lru-in-out", attention={1: through_gated(to_lru_in_out)}, gated={1: to_lru_in_out})
+register_target(
+    "lru-in-skip",
+    attention={1: through_form(attention_to_lru_in_skip), 2: through_gated(to_lru_in_skip)},
+    gated={2: to_lru_in_skip},
+    why_not_fewer="the m branch of the output gating reads x, so two states cannot be multiplied in one layer",
+    paper=(2, 1),
+)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from underhood.algebra.key_values import KeyValueForm
 from underhood.cells import LSTM, GatedRNN, Linear, Stack
 from underhood.cells.lstm import CANDIDATE, FORGET, INPUT, OUTPUT
 from underhood.construct.envelope import Envelope, Rounding, positive, power_of_two
-from underhood.construct.forms import KeyValueForm
+from underhood.construct.forms import coordinates
 from underhood.construct.linearise import Linearisation, best_scale, centred
 from underhood.construct.lowered import Lowered
 from underhood.construct.products import copy_products, gated_products
+from underhood.construct.targets import register_target
+from underhood.construct.ways import either, through_form, through_gated
 
 OPEN, SHUT = 1000.0, -1000.0  # σ is exactly 1 and 0 there: the ±∞ of Table 4
 
@@ -108,3 +111,15 @@ def _product_layer(
     u[CANDIDATE], u[INPUT] = values, gates
     b[FORGET], b[CANDIDATE], b[INPUT], b[OUTPUT] = forget_bias(lambda_), value_bias, gate_bias, OPEN
     return LSTM(u, None, b)
+
+
+register_target(
+    "lstm",
+    attention={
+        1: either(through_form(attention_to_lstm), through_form(attention_to_lstm, coordinates)),
+        2: through_gated(to_lstm),
+    },
+    gated={2: to_lstm},
+    why_not_fewer="the output gate reads the input and not the cell state, so two states cannot be multiplied",
+    paper=(2, 1),
+)

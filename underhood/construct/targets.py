@@ -1,37 +1,62 @@
-"""Table 3: which targets there are, how many layers each needs for which source, and why not fewer."""
+"""Table 3: which targets there are, how many layers each needs for which source, and why not fewer.
+
+A construction is a function (source, envelope, order) → Lowered. Its file registers it:
+
+    register_target("mine", attention={1: to_mine}, tolerances=LINEARISED, why_not_fewer="…", source="Table 3")
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 
+from underhood.attention.linear import LinearAttention
+from underhood.cells import GatedRNN
 from underhood.construct.lowered import Lowered
-from underhood.errors import NotConstructible
+from underhood.errors import NotConstructible, UnderhoodError
 from underhood.registry import Registry
 
 ATTENTION, GATED = "linear self-attention", "simplified gated RNN"  # the columns of Table 3
 
+Way = Callable[..., Lowered]
+"""(source, envelope, order) → Lowered."""
+
+# order → largest error over largest output, in float64
+ROUNDING_ONLY = {1: 1e-12}
+LINEARISED = {1: 1e-7, 2: 1e-9, 3: 1e-10}
+
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """`ways`: (source, layers) → construction(source, envelope, order), fewest layers first."""
+    """A kind of network to compile to, and the constructions that lead there."""
 
     name: str
+    """What the user types."""
     exact: bool
-    tolerances: dict[int, float]  # order → largest error over largest output, in float64
-    ways: dict[tuple[str, int], Callable[..., Lowered]]
+    """Whether the network equals its source in exact arithmetic, or in a limit only."""
+    tolerances: dict[int, float]
+    """order → largest error over largest output that counts as verified, in float64."""
+    ways: dict[tuple[str, int], Way]
+    """(source, layers) → construction."""
     default_layers: dict[str, int]
+    """source → layers that `compile` takes unless told otherwise."""
     why_not_fewer: str
+    """Why fewer layers are impossible, for the refusal."""
     source: str
-    in_paper: dict[str, int | None]  # layers after Table 3; None is its dash
+    """Where that is said."""
+    in_paper: dict[str, int | None]
+    """source → layers after Table 3; None is its dash."""
 
-    def choose(self, source: str, layers: int | None) -> tuple[int, Callable[..., Lowered]]:
+    def choose(self, source: str, layers: int | None) -> tuple[int, Way]:
         """The construction with `layers` layers, the default ones if None; a refusal that says why otherwise."""
+        counts = sorted(count for kind, count in self.ways if kind == source)
+        if not counts:
+            known = " or ".join(sorted({kind for kind, _ in self.ways}))
+            raise UnderhoodError(f"no construction of {self.name} from a {source}", remedy=f"Start from a {known}.")
         if layers is None:
             layers = self.default_layers[source]
         if (source, layers) in self.ways:
             return layers, self.ways[source, layers]
-        counts = sorted(count for kind, count in self.ways if kind == source)
         reason = self.why_not_fewer if layers < counts[0] else f"it is built with {counts[-1]}, and no more do more"
         needs = counts[0] if layers < counts[0] else counts[-1]
         raise NotConstructible(self.name, layers=layers, needs=needs, reason=reason, source=self.source)
@@ -43,4 +68,35 @@ class Target:
         return self.tolerances[min(order, max(self.tolerances))]
 
 
-TARGETS: Registry[Target] = Registry("target")
+TARGETS: Registry[Target] = Registry("target", "underhood.construct")
+
+
+def register_target(
+    name: str,
+    *,
+    attention: dict[int, Way],
+    gated: dict[int, Way] | None = None,
+    tolerances: dict[int, float] = LINEARISED,
+    why_not_fewer: str = "a network has one layer or more",
+    source: str = "Table 3",
+    paper: tuple[int | None, int | None] = (1, 1),
+    default_attention: int | None = None,
+) -> Target:
+    """Register the constructions of one target, by source and layers; `paper` has Table 3's two entries for it."""
+    ways = {(ATTENTION, layers): way for layers, way in attention.items()}
+    ways |= {(GATED, layers): way for layers, way in (gated or {}).items()}
+    default = {ATTENTION: default_attention or min(attention)} | ({GATED: min(gated)} if gated else {})
+    in_paper = {GATED: paper[0], ATTENTION: paper[1]}
+    exact = tolerances is ROUNDING_ONLY
+    target = Target(name, exact, tolerances, ways, default, why_not_fewer, source, in_paper)
+    return TARGETS.register(name)(target)
+
+
+def source_kind(source: object) -> str:
+    """Which column of Table 3 a source belongs to."""
+    if isinstance(source, LinearAttention):
+        return ATTENTION
+    if isinstance(source, GatedRNN):
+        return GATED
+    kind = getattr(source, "kind", type(source).__name__)
+    raise UnderhoodError("compile expects a linear attention or a diagonal gated RNN", kind)

@@ -13,6 +13,7 @@ from underhood.cells import GatedRNN
 from underhood.cells.linear import dense
 from underhood.construct.envelope import Envelope
 from underhood.construct.forms import heads_of
+from underhood.construct.targets import ATTENTION, GATED, source_kind
 
 LONGEST_PROBE = 20_000  # steps; beyond it the bound speaks alone, and `measured_steps` says so
 
@@ -64,10 +65,8 @@ def _probe_length(envelope: Envelope) -> int:
 
 def extended(source: Any, xs: Float[np.ndarray, "t d"]) -> np.ndarray:
     """The source's outputs in NumPy's longest float."""
-    xs = xs.astype(np.longdouble)
-    if isinstance(source, LinearAttention):
-        return _extended_attention(source, xs)
-    return _extended_gated(source, xs)
+    of_kind = {ATTENTION: _extended_attention, GATED: _extended_gated}
+    return of_kind[source_kind(source)](source, xs.astype(np.longdouble))
 
 
 def _extended_attention(source: LinearAttention, xs: np.ndarray) -> np.ndarray:
@@ -118,14 +117,16 @@ def _furthest_corners(source: Any, envelope: Envelope, random: np.random.Generat
 
 def _size_for_constant(source: Any, xs: Float[np.ndarray, "b d"], envelope: Envelope) -> Float[np.ndarray, " b"]:
     """The largest output after a horizon of one and the same input."""
-    if isinstance(source, LinearAttention):
-        outputs = np.zeros((len(xs), source.d_out))
-        for w_value, w_key, w_query, decay in heads_of(source):
-            scores = np.sum((xs @ w_key.T) * (xs @ w_query.T), axis=1, keepdims=True)
-            outputs += envelope.steps(np.array([decay])) * scores * (xs @ w_value.T)
-    else:
-        outputs = _gated_constant(source, xs, envelope)
-    return np.max(np.abs(outputs), axis=1)
+    of_kind = {ATTENTION: _attention_constant, GATED: _gated_constant}
+    return np.max(np.abs(of_kind[source_kind(source)](source, xs, envelope)), axis=1)
+
+
+def _attention_constant(source: LinearAttention, xs: np.ndarray, envelope: Envelope) -> np.ndarray:
+    outputs = np.zeros((len(xs), source.d_out))
+    for w_value, w_key, w_query, decay in heads_of(source):
+        scores = np.sum((xs @ w_key.T) * (xs @ w_query.T), axis=1, keepdims=True)
+        outputs += envelope.steps(decay) * scores * (xs @ w_value.T)
+    return outputs
 
 
 def _gated_constant(source: GatedRNN, xs: np.ndarray, envelope: Envelope) -> np.ndarray:

@@ -9,16 +9,17 @@ from underhood.errors import UnderhoodError
 
 PAPER_STEPS = 781_000  # 50,000 examples an epoch in batches of 64 for 1,000 epochs (Appendix B.1)
 
-
+CHUNK = 50  # steps between two returns to Python: it costs 0.1 ms, and Ctrl-C is answered here
+HELD_OUT_PART = 1024  # sequences of one forward pass when evaluating
 LARGEST_RATE = 1e30  # float32, in which most networks train, ends at 3e38
 
 
 def require_rate(name: str, value: float) -> None:
     """Rates are numbers from 0 on; a learning rate of 0 would not learn."""
     if not 0 <= value <= LARGEST_RATE:
-        raise UnderhoodError(f"{name} is a number from 0 to {LARGEST_RATE:g}", value)
+        raise UnderhoodError(f"expected {name} from 0 to {LARGEST_RATE:g}", value)
     if name == "learning_rate" and value == 0:
-        raise UnderhoodError("learning_rate is above 0", value)
+        raise UnderhoodError("expected learning_rate above 0", value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +49,11 @@ class FitConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "checkpoint_every", "held_out"):
             if getattr(self, name) < 1:
-                raise UnderhoodError(f"{name} is a whole number from 1 on", getattr(self, name))
+                raise UnderhoodError(f"expected {name} of 1 or more", getattr(self, name))
         for name in ("learning_rate", "final_learning_rate", "weight_decay", "epsilon"):
             require_rate(name, getattr(self, name))
         if not 0 <= self.seed < 2**31:
-            raise UnderhoodError("seed is a whole number from 0 to 2³¹ − 1", self.seed)
+            raise UnderhoodError("expected a seed from 0 to 2³¹ − 1", self.seed)
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

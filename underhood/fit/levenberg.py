@@ -82,7 +82,9 @@ def starting_sizes(d: int, hidden: int | None, pre_readout: int | None) -> tuple
     usual, usual_pre = default_sizes(d)
     hidden, pre_readout = usual if hidden is None else hidden, usual_pre if pre_readout is None else pre_readout
     if hidden < 2 or pre_readout < 1:
-        raise UnderhoodError("levenberg takes 2 hidden and 1 pre-readout neurons at least", f"{hidden}, {pre_readout}")
+        raise UnderhoodError(
+            "expected 2 hidden and 1 pre-readout neurons or more for levenberg", f"{hidden} and {pre_readout}"
+        )
     entries = (d + 1) * (d + 2) // 2
     forget = min(d + (max(hidden, usual) - d * (d + 3) // 2) // 2, 2 * d + 1)
     memory = min(max(hidden, usual) - forget, entries)
@@ -120,9 +122,9 @@ def fit_levenberg(
     xs, ys = check_sequences(xs, ys, targets_at)
     tests = check_sequences(*held_out, targets_at)
     if lambdas not in ("fixed", "free"):
-        raise UnderhoodError("lambdas are 'fixed' (to 0 and 1) or 'free'", lambdas)
+        raise UnderhoodError("expected lambdas 'fixed' (to 0 and 1) or 'free'", lambdas)
     if symmetry is not None and (targets_at, lambdas) != ("last", "fixed"):
-        raise UnderhoodError("symmetry is averaged over for fixed λ and targets_at='last'", f"{lambdas}, {targets_at}")
+        raise UnderhoodError("expected fixed λ and targets_at='last' with a symmetry", f"{lambdas}, {targets_at}")
     problem = None
     if lambdas == "fixed":
         reduced = reduce_symmetric(xs, ys, symmetry) if symmetry else reduce_data(xs, ys, targets_at=targets_at)

@@ -18,6 +18,7 @@ import numpy as np
 import scipy.linalg  # a dependency of jax itself; its QR is 25 times as fast as NumPy's here
 from jaxtyping import Float
 
+from underhood.algebra.quadratic import append_one, pair_indices, pair_products
 from underhood.errors import UnderhoodError
 
 SLICE = 8192
@@ -58,53 +59,33 @@ def triangle(block: np.ndarray) -> np.ndarray:
 
 def present_and_past(xs: Float[np.ndarray, "b t d"]) -> Float[np.ndarray, "b t p2"]:
     """φ_t: the distinct entries of Σ_{s≤t} x̃_s x̃_sᵀ, then those of x̃_t x̃_tᵀ."""
-    xs = np.concatenate([xs, np.ones((*xs.shape[:-1], 1))], axis=-1)
-    row, column = np.triu_indices(xs.shape[-1])
-    present = xs[..., row] * xs[..., column]
+    present = pair_products(append_one(xs))
     return np.concatenate([np.cumsum(present, axis=1), present], axis=-1)
 
 
 def present_and_past_at_last(xs: Float[np.ndarray, "b t d"]) -> Float[np.ndarray, "b p2"]:
     """φ of the last step alone, without the steps on the way."""
-    xs = np.concatenate([xs, np.ones((*xs.shape[:-1], 1))], axis=-1)
-    row, column = np.triu_indices(xs.shape[-1])
+    xs = append_one(xs)
+    row, column = pair_indices(xs.shape[-1])
     past = np.matmul(xs.transpose(0, 2, 1), xs)[:, row, column]
-    return np.concatenate([past, xs[:, -1, row] * xs[:, -1, column]], axis=-1)
-
-
-def functionals(w_m: np.ndarray, w_x: np.ndarray) -> Float[np.ndarray, "n p"]:
-    """(w_m·x̃)(w_x·x̃) as a linear functional of the distinct entries of x̃x̃ᵀ."""
-    row, column = np.triu_indices(w_m.shape[1])
-    twice = row != column
-    return w_m[:, row] * w_x[:, column] + twice * w_m[:, column] * w_x[:, row]
-
-
-def functional_slopes(other: np.ndarray) -> Float[np.ndarray, "n inputs p"]:
-    """∂ functionals / ∂ one branch, given the other branch."""
-    neurons, inputs = other.shape
-    row, column = np.triu_indices(inputs)
-    entry = np.arange(len(row))
-    slopes = np.zeros((neurons, inputs, len(row)))
-    slopes[:, row, entry] += other[:, column]
-    slopes[:, column, entry] += (row != column) * other[:, row]
-    return slopes
+    return np.concatenate([past, pair_products(xs[:, -1])], axis=-1)
 
 
 def check_sequences(xs: Any, ys: Any, targets_at: str) -> tuple[np.ndarray, np.ndarray]:
     """Float64 sequences (b, t, d) and wanted outputs (b, t, d_o); (b, d_o) where only the last step counts."""
     xs, ys = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
     if targets_at not in ("every", "last"):
-        raise UnderhoodError("targets_at is 'every' or 'last'", targets_at)
+        raise UnderhoodError("expected targets_at 'every' or 'last'", targets_at)
     if xs.ndim != 3:
-        raise UnderhoodError("sequences have the shape (batch, time, d)", xs.shape)
+        raise UnderhoodError("expected sequences of shape (batch, time, d)", xs.shape)
     if targets_at == "last" and ys.ndim == 3:
         ys = ys[:, -1]
     wanted = xs.shape[:2] if targets_at == "every" else xs.shape[:1]
     if ys.shape[:-1] != wanted:
-        raise UnderhoodError(f"outputs have the shape {(*wanted, 'd_out')}", ys.shape)
+        raise UnderhoodError(f"expected outputs of shape {(*wanted, 'd_out')}", ys.shape)
     for name, values in (("sequences", xs), ("outputs", ys)):
         if not np.all(np.isfinite(values)):
-            raise UnderhoodError(f"{name} are finite numbers", "nan or inf", "Scale the task down or mend its data.")
+            raise UnderhoodError(f"expected finite {name}", "nan or inf", "Scale the task down or mend its data.")
     return xs, ys
 
 
@@ -117,9 +98,9 @@ def reduce_data(xs: Any, ys: Any, *, targets_at: str = "every") -> Moments:
     products = q * (q + 1) // 2
     if products > MOST_PRODUCTS:
         raise UnderhoodError(
-            f"λ fixed to 0 and 1 is solved for up to {MOST_PRODUCTS} products", products, "Use a smaller d."
+            f"expected at most {MOST_PRODUCTS} products with λ fixed to 0 and 1", products, "Use a smaller d."
         )
-    left, right = np.triu_indices(q)
+    left, right = pair_indices(q)
     factor = np.zeros((0, products + d_out))
     per_slice = max(1, SLICE // xs.shape[1] if targets_at == "every" else SLICE)
     for start in range(0, len(xs), per_slice):

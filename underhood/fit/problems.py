@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from underhood.algebra.quadratic import append_one, product_forms, product_slopes
 from underhood.cells.gated_rnn import GatedRNN, Gating
-from underhood.fit.moments import Moments, functional_slopes, functionals
+from underhood.fit.moments import Moments
 
 
 class Weights(NamedTuple):
@@ -114,7 +115,7 @@ class FixedLambda:
         return lifted / self.scales(lambda_).reshape(-1, *[1] * (forms.ndim - 1))
 
     def products(self, weights: Weights) -> np.ndarray:
-        forms = self._lift(functionals(weights.in_m, weights.in_x), weights.lambda_)
+        forms = self._lift(product_forms(weights.in_m, weights.in_x), weights.lambda_)
         by_x = self._contract(weights.out_x @ forms)
         return np.einsum("rqm,mq->rm", by_x, weights.out_m @ forms)
 
@@ -123,7 +124,7 @@ class FixedLambda:
         return (self.flat @ reads.T).reshape(rows, q, -1)
 
     def blocks(self, weights: Weights) -> Blocks:
-        forms = self._lift(functionals(weights.in_m, weights.in_x), weights.lambda_)
+        forms = self._lift(product_forms(weights.in_m, weights.in_x), weights.lambda_)
         read_m, read_x = weights.out_m @ forms, weights.out_x @ forms
         by_x, by_m = self._contract(read_x), self._contract(read_m)  # ∂F/∂read_m, ∂F/∂read_x: (r, q, m)
         rows, q, m = by_x.shape
@@ -131,7 +132,7 @@ class FixedLambda:
         output = np.empty((rows, m, len(weights.read)))
         output[:, :, : of_m.sum()] = np.matmul(by_x.transpose(0, 2, 1), forms[of_m].T)
         output[:, :, of_m.sum() :] = np.matmul(by_m.transpose(0, 2, 1), forms[of_x].T)
-        slopes = np.concatenate([functional_slopes(weights.in_x), functional_slopes(weights.in_m)], axis=1)
+        slopes = np.concatenate([product_slopes(weights.in_x), product_slopes(weights.in_m)], axis=1)
         slopes = self._lift(slopes, weights.lambda_).transpose(0, 2, 1)  # (n, q, 2(d+1))
 
         def through(readout: np.ndarray) -> np.ndarray:
@@ -151,7 +152,7 @@ class FreeLambda:
     def __init__(self, xs: np.ndarray, ys: np.ndarray, targets_at: str) -> None:
         self.last = targets_at == "last"
         self.d, self.time = xs.shape[-1], xs.shape[1]
-        self.inputs = np.concatenate([xs, np.ones((*xs.shape[:-1], 1))], axis=-1).transpose(1, 0, 2)  # (t, b, d+1)
+        self.inputs = append_one(xs).transpose(1, 0, 2)  # (t, b, d+1)
         targets = ys if self.last else ys.transpose(1, 0, 2).reshape(-1, ys.shape[-1])
         self.power = float(np.mean(np.sum(targets**2, axis=1))) or 1.0
         self.count = len(targets)
@@ -223,7 +224,7 @@ def to_model(problem: Problem, weights: Weights, readout: np.ndarray) -> GatedRN
 
 def outputs_of(model: GatedRNN, xs: np.ndarray, *, last: bool) -> np.ndarray:
     """Eq. 2 for a batch, in NumPy: (b, t, d) -> (b, t, d_o), or (b, d_o) of the last step."""
-    inputs = np.concatenate([xs, np.ones((*xs.shape[:-1], 1))], axis=-1)
+    inputs = append_one(xs)
     w_m, w_x = np.asarray(model.input_gating.w_m), np.asarray(model.input_gating.w_x)
     out_m, out_x = np.asarray(model.output_gating.w_m), np.asarray(model.output_gating.w_x)
     lambda_, readout = np.asarray(model.lambda_), np.asarray(model.readout)

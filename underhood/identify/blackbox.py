@@ -22,7 +22,7 @@ from underhood.identify.closed_form import DenseAttention, features, fit_dense, 
 from underhood.identify.compressed import compress
 from underhood.identify.factors import factored
 from underhood.identify.forms import Array
-from underhood.identify.found import DECAYED, LINEAR, NOT, Found, Scores
+from underhood.identify.found import DECAYED, LINEAR, NOT, Evidence, Found, Scores
 from underhood.identify.nearest import attend, nearest_heads
 from underhood.identify.polynomial import Polynomial, distance, of_attention
 from underhood.identify.recover import Heads, head_tensor, key_and_query, recover_heads
@@ -276,14 +276,8 @@ def _found(
         verdict,
         _reason(verdict, error, tolerance, len(values), candidate.decays),
         LinearAttention(values, *key_and_query(key_query), decays if verdict == DECAYED else None),
-        None if verdict == NOT else len(values),
         Scores(polynomial_distance=_gap(polynomial, against)),
-        r2,
-        r2_interval=interval,
-        tensor=tensor,
-        deviation=error,
-        tolerance=tolerance,
-        polynomial=polynomial,
+        evidence=Evidence(r2, interval, error, tolerance, tensor=tensor, polynomial=polynomial),
     )
 
 

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.quadratic import Array, decayed_length, fold
 from underhood.attention.linear import LinearAttention
 from underhood.cells.gated_rnn import GatedRNN
 from underhood.cells.linear import dense
-from underhood.identify.forms import Array, Reading, pair_indices
+from underhood.identify.forms import Reading
 from underhood.identify.polynomial import quartic
 from underhood.identify.temporal import Structure
 
@@ -71,14 +72,6 @@ def certify(
     return Certificate(input_bound, horizon, total, float(terms[worst]), float(fading[worst]), float(rounding[worst]))
 
 
-def _powers_sum(lambda_: Array, horizon: int) -> Array:
-    """Σ_{l<T} λ^l."""
-    lambda_ = np.asarray(lambda_, np.float64)
-    near = np.abs(1 - lambda_) < 1e-12
-    safe = np.where(near, 0.5, lambda_)
-    return np.where(near, float(horizon), (1 - safe**horizon) / (1 - safe))
-
-
 def _function_gap(
     reading: Reading, structure: Structure, attention: LinearAttention, bound: float, horizon: int
 ) -> tuple[Float[Array, " d_out"], Float[Array, " d_out"]]:
@@ -110,22 +103,11 @@ def _function_gap(
 
 def _targets(attention: LinearAttention, decays: tuple[float, ...], kind: Any) -> list[Array]:
     """The recovered T of each decay, as coefficients of x_a x_b (of x̃) times x_c."""
-    d = attention.d
-    rows, columns = pair_indices(d + 1)
-    quadratic = (rows < d) & (columns < d)
-    rows, columns = rows[quadratic], columns[quadratic]
-    twice = np.where(rows == columns, 1, 2).astype(kind)
     own = np.ones(attention.heads) if attention.decay is None else np.asarray(attention.decay, np.float64)
     values = np.asarray(attention.w_value).astype(kind)
     keys, queries = (np.asarray(weight).astype(kind) for weight in (attention.w_key, attention.w_query))
     key_query = np.einsum("hka,hkb->hab", keys, queries)
-    targets = []
-    for decay in decays:
-        heads = np.flatnonzero(own == decay)
-        plain = np.einsum("hia,hbc->iabc", values[heads], key_query[heads])
-        tensor = (plain + np.swapaxes(plain, 1, 2)) / 2
-        targets.append(tensor[:, rows, columns, :] * twice[None, :, None])
-    return targets
+    return [fold(np.einsum("hia,hbc->iabc", values[own == decay], key_query[own == decay])) for decay in decays]
 
 
 def _block(readout: Array, left: Array, right: Array) -> Array:
@@ -156,7 +138,7 @@ def _block_bound(
     elif g == other:
         block = block + block.transpose(0, 2, 1)
         block = np.triu(block) - np.einsum("kpp,pq->kpq", block, np.eye(block.shape[1])) / 2
-    sizes = _powers_sum(ideals[[g, other]], horizon)
+    sizes = decayed_length(ideals[[g, other]], horizon)
     weighted = np.abs(block).astype(np.float64) * reach[None, :, None] * reach[None, None, :]
     return weighted.sum(axis=(1, 2)) * sizes[0] * sizes[1]
 
@@ -241,7 +223,7 @@ def _largest(reading: Reading, weights: Float[Array, "m n"], bound: float, horiz
     for value in np.unique(reading.lambda_):
         group = reading.lambda_ == value
         form = np.abs(weights[:, group] @ reading.forms[group]) @ reach
-        total += form * _powers_sum(np.array(value), horizon)
+        total += form * decayed_length(value, horizon)
     return total
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from underhood.attention.linear import LinearAttention
-from underhood.cells.gated_rnn import DenseGatedRNN, GatedRNN
+from underhood.cells.gated_rnn import GatedRNN
 from underhood.errors import UnderhoodError
 from underhood.identify.blackbox import TOLERANCE as BLACK_BOX_TOLERANCE
 from underhood.identify.blackbox import check_against, probe
 from underhood.identify.certify import certify
-from underhood.identify.forms import Reading, is_readable, read
-from underhood.identify.found import DECAYED, LINEAR, NOT, Found, Scores
+from underhood.identify.forms import NotDiagonalisable, Reading, is_readable, read
+from underhood.identify.found import DECAYED, LINEAR, NOT, Evidence, Found, Scores
 from underhood.identify.neurons import Neurons, study_neurons
 from underhood.identify.polynomial import Polynomial, distance, instantaneous, of_attention
 from underhood.identify.probes import kv_score, q_score, read_forms_score
@@ -42,81 +42,83 @@ def decompile(
     """Which linear attention does this network implement, if any?
 
     A gated RNN of Eq. 2 is read from its weights. Stacks of LSTM, GRU and LRU cells, whose weights say
-    nothing by themselves, are read as black boxes (`probe`), without a certificate. `tolerance` is the share
-    of the output, relative, that may be something else than attention: 1e-8 by default where the weights are
-    exact, 1e-3 where they are noisy, as training leaves them.
+    nothing by themselves, are read as black boxes (`probe`), without a certificate.
+
+    `against` is an attention to compare with; without it, the scores compare with the one found. `tolerance` is the
+    share of the output, relative, that may be something else than attention: 1e-8 by default where the weights are
+    exact, 1e-3 where they are noisy, as training leaves them. The certificate holds for inputs within ± `input_bound`
+    and sequences up to `horizon`. `fine_tune` fits the readout of the smallest network again, where merging cost
+    something. `seed` draws the test sequences and the starts.
     """
-    _check(model, against, tolerance, input_bound, horizon)
-    if not is_readable(model):
-        return _through_probe(model, against, tolerance, seed)
+    _check(model, against, tolerance, input_bound, horizon, seed)
     try:
-        reading = read(model)
-    except UnderhoodError as error:
-        if isinstance(model, DenseGatedRNN) and "eigenvectors" in error.rule:
-            return _through_probe(model, against, tolerance, seed)
-        raise
+        reading = read(model) if is_readable(model) else None
+    except NotDiagonalisable:
+        reading = None
+    if reading is None:
+        return _through_probe(model, against, tolerance, seed)
     _require_size(reading)
     structure = find_structure(reading, tolerance)
+    heads = _recovered(structure, seed)
+    attention = _attention(heads, structure) if heads else None
     polynomial = instantaneous(reading)
     xs = np.random.default_rng(seed + 1).standard_normal((16, 32, reading.d))
-    ys = reading(xs)
-    share = structure.rank_tolerance
-    heads: list[Heads] = []
-    if structure.is_attention or structure.deviation < NEAREST:
-        share = share if structure.is_attention else max(share, structure.deviation)
-        heads = [recover_heads(tensor, share, seed=seed) for tensor in structure.tensors]
-    attention = _attention(heads, structure) if heads else None
-    attended = attention_outputs(structure.tensors, structure.decays, xs)
-    if attention is not None:
-        attended = attention_outputs(np.stack([one.tensor for one in heads]), structure.decays, xs)
     neurons = study_neurons(reading, xs[:4])
     smallest = find_smallest(model, reading, structure, heads, neurons, fine_tune=fine_tune)
-    network = smallest.network
-    common = {
-        "attention": attention,
-        "scores": _scores(reading, structure, neurons, polynomial, against, attention),
-        "r2": _r2(ys, attended),
-        "hidden_before": reading.hidden,
-        "hidden_after": reading.hidden if network is None else network.hidden,
-        "pre_readout_before": reading.pre_readout,
-        "pre_readout_after": reading.pre_readout if network is None else network.pre_readout,
-        "reduced": network,
-        "reduced_change": smallest.change,
-        "kernels": smallest.kernels,
-        "tensor": structure.tensors.sum(axis=0),
-        "deviation": structure.deviation,
-        "tolerance": structure.tolerance,
-        "rest": structure.rest,
-        "neurons": neurons,
-        "polynomial": polynomial,
-    }
+    tensors = np.stack([one.tensor for one in heads]) if heads else structure.tensors
+    network = smallest.network or reading
+    evidence = Evidence(
+        r2=_r2(reading(xs), attention_outputs(tensors, structure.decays, xs)),
+        deviation=structure.deviation,
+        tolerance=structure.tolerance,
+        rest=structure.rest,
+        tensor=structure.tensors.sum(axis=0),
+        polynomial=polynomial,
+        neurons=neurons,
+        smallest=smallest,
+        hidden_before=reading.hidden,
+        hidden_after=network.hidden,
+        pre_readout_before=reading.pre_readout,
+        pre_readout_after=network.pre_readout,
+    )
+    scores = _scores(reading, structure, neurons, polynomial, against, attention)
     if not structure.is_attention:
-        return Found(NOT, _why_not(reading, structure), heads=None, **common)
+        return Found(NOT, _why_not(reading, structure), attention, scores, evidence=evidence)
     assert attention is not None
     verdict = LINEAR if structure.decays == (1.0,) else DECAYED
     certificate = None
     if isinstance(model, GatedRNN):
         certificate = certify(model, reading, structure, attention, input_bound=input_bound, horizon=horizon)
-    return Found(verdict, _why(structure, attention), heads=attention.heads, certificate=certificate, **common)
+    return Found(verdict, _why(structure, attention), attention, scores, certificate, evidence=evidence)
 
 
-def _check(model: Any, against: Any, tolerance: float | None, input_bound: float, horizon: int) -> None:
+def _recovered(structure: Structure, seed: int) -> list[Heads]:
+    """The heads of each decay; none where attention is too far off to be worth showing."""
+    share = structure.rank_tolerance
+    if not structure.is_attention:
+        if structure.deviation >= NEAREST:
+            return []
+        share = max(share, structure.deviation)
+    return [recover_heads(tensor, share, seed=seed) for tensor in structure.tensors]
+
+
+def _check(model: Any, against: Any, tolerance: float | None, input_bound: float, horizon: int, seed: int) -> None:
     if isinstance(model, LinearAttention):
-        raise UnderhoodError(
-            "decompile takes a recurrent network", "a linear-attention, which has nothing to decompile"
-        )
+        raise UnderhoodError("a linear-attention has nothing to decompile", remedy="Give a recurrent network.")
     if not isinstance(model, AbstractModel):
         raise UnderhoodError(
-            "decompile reads networks of this package",
+            "expected a network of this package",
             type(model).__name__,
             "Use uh.probe(fn, d=...) for any other callable." if callable(model) else "",
         )
     if not input_bound > 0 or not np.isfinite(input_bound):
-        raise UnderhoodError("input_bound is a positive number", input_bound)
-    if horizon < 1:
-        raise UnderhoodError("horizon is a whole number from 1 on", horizon)
+        raise UnderhoodError("expected an input_bound above 0", input_bound)
+    if int(horizon) != horizon or horizon < 1:
+        raise UnderhoodError("expected a horizon of 1 step or more", horizon)
     if tolerance is not None and not 0 < tolerance < 1:
-        raise UnderhoodError("tolerance is between 0 and 1", tolerance)
+        raise UnderhoodError("expected a tolerance between 0 and 1", tolerance)
+    if seed < 0:
+        raise UnderhoodError("expected a seed of 0 or more", seed)
     if against is not None:
         check_against(against, model.d, model.d_out)
 
@@ -126,14 +128,15 @@ def _require_size(reading: Reading) -> None:
     largest = float(np.abs(reading(sample_inputs(reading.d))).max())
     least, most = SIZES
     if largest != 0 and not least <= largest <= most:
-        rule = f"the outputs of a network to decompile are zero, or between {least:g} and {most:g} at their largest"
+        rule = f"expected outputs that are zero, or between {least:g} and {most:g} at their largest"
         raise UnderhoodError(rule, f"{largest:.3g}", "Scale its readout.")
 
 
 def _through_probe(model: Any, against: LinearAttention | None, tolerance: float | None, seed: int) -> Found:
     found = probe(model, d=model.d, against=against, seed=seed, tolerance=tolerance or BLACK_BOX_TOLERANCE)
     note = "its weights say nothing by themselves, so it was read as a black box, without a certificate"
-    return replace(found, hidden_before=getattr(model, "hidden", None), reason=f"{found.reason}; {note}")
+    evidence = replace(found.evidence, hidden_before=getattr(model, "hidden", None))
+    return replace(found, reason=f"{found.reason}; {note}", evidence=evidence)
 
 
 def _attention(heads: list[Heads], structure: Structure) -> LinearAttention:
@@ -182,7 +185,7 @@ def _why(structure: Structure, attention: LinearAttention) -> str:
     split = (
         "one head, identifiable up to one scalar"
         if attention.heads == 1
-        else f"{attention.heads} heads, whose sum is identifiable and whose split is not"
+        else f"{attention.heads} heads, of which only the sum is identifiable"
     )
     fades = "" if attention.decay is None else f", decay {_listed(structure.decays)}"
     return f"{kind}; {split}{fades}"

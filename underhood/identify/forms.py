@@ -8,44 +8,31 @@ reading alone too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Inexact
 
+from underhood.algebra.quadratic import (
+    Array,
+    append_one,
+    decayed_sums,
+    pair_indices,
+    pair_products,
+    product_forms,
+)
 from underhood.cells.gated_rnn import DenseGatedRNN, GatedRNN
 from underhood.cells.linear import dense
 from underhood.errors import UnderhoodError
-
-Array = np.ndarray
 
 # Eigenvectors of a dense recurrence worse conditioned than this lose more digits than a reading can spare.
 WORST_CONDITION = 1e8
 
 
-def pair_indices(size: int) -> tuple[Array, Array]:
-    """The pairs (a, b), a ≤ b, that index the monomials x_a x_b."""
-    return np.triu_indices(size)
-
-
-def pair_products(xs: Float[Array, "... d"]) -> Float[Array, "... p"]:
-    """x_a x_b for all a ≤ b."""
-    rows, columns = pair_indices(xs.shape[-1])
-    return xs[..., rows] * xs[..., columns]
-
-
-def append_one(xs: Float[Array, "... d"]) -> Float[Array, "... d1"]:
-    """x̃ = [x, 1]."""
-    return np.concatenate([xs, np.ones((*xs.shape[:-1], 1), xs.dtype)], axis=-1)
-
-
-def product_forms(first: Inexact[Array, "n d"], second: Inexact[Array, "n d"]) -> Inexact[Array, "n p"]:
-    """(first·x)(second·x) as coefficients of x_a x_b, a ≤ b."""
-    rows, columns = pair_indices(first.shape[-1])
-    crossed = first[:, rows] * second[:, columns] + first[:, columns] * second[:, rows]
-    return np.where(rows == columns, first[:, rows] * second[:, rows], crossed)
+class NotDiagonalisable(UnderhoodError):
+    """A dense recurrence without eigenvectors to read it in."""
 
 
 @dataclass(frozen=True)
@@ -87,25 +74,17 @@ class Reading:
         states = self.states(xs)
         return np.real(((states @ self.left.T) * (states @ self.right.T)) @ self.readout.T)
 
-    def keep(self, hidden: Array) -> Reading:
-        """The reading with only some of its hidden neurons."""
-        return Reading(
-            self.forms[hidden],
-            self.lambda_[hidden],
-            self.left[:, hidden],
-            self.right[:, hidden],
-            self.readout,
-            self.d,
-            self.unit,
+    def keep(self, hidden: Array, rows: Array | None = None) -> Reading:
+        """The reading with only some of its hidden and pre-readout neurons."""
+        rows = np.arange(self.pre_readout) if rows is None else rows
+        return replace(
+            self,
+            forms=self.forms[hidden],
+            lambda_=self.lambda_[hidden],
+            left=self.left[np.ix_(rows, hidden)],
+            right=self.right[np.ix_(rows, hidden)],
+            readout=self.readout[:, rows],
         )
-
-
-def decayed_sums(drive: Inexact[Array, "... t n"], lambda_: Any) -> Inexact[Array, "... t n"]:
-    """S_t = λ S_{t-1} + drive_t."""
-    sums = np.array(drive, dtype=np.result_type(drive, lambda_, np.float64))
-    for t in range(1, sums.shape[-2]):
-        sums[..., t, :] += lambda_ * sums[..., t - 1, :]
-    return sums
 
 
 def is_readable(model: object) -> bool:
@@ -132,10 +111,10 @@ def _diagonalised(recurrence: Array, forms: Array, left: Array, right: Array) ->
     lambda_, vectors = np.linalg.eig(recurrence)
     condition = np.linalg.cond(vectors)
     if not condition < WORST_CONDITION:
-        raise UnderhoodError(
-            "a dense recurrence is read in its eigenvectors",
-            f"eigenvectors with condition number {condition:.1e}: the matrix does not diagonalise",
-            "use uh.probe(model, d=...), which needs no weights",
+        raise NotDiagonalisable(
+            f"expected a dense recurrence with eigenvectors of condition below {WORST_CONDITION:.0e}",
+            f"{condition:.1e}",
+            "Use uh.probe(model, d=...), which needs no weights.",
         )
     return lambda_, np.linalg.solve(vectors, forms.astype(vectors.dtype)), left @ vectors, right @ vectors
 
@@ -145,8 +124,8 @@ def _array(values: Any) -> Array:
     bad = ~np.isfinite(array)
     if bad.any():
         raise UnderhoodError(
-            "the weights of a network to decompile are finite numbers",
+            "expected finite weights",
             f"{int(bad.sum())} that are NaN or infinite",
-            "check the file or the training run it came from",
+            "Check the file or the training run it came from.",
         )
     return array

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from underhood.identify.forms import Array
-
-PARALLEL = 1e-7  # sine of the angle below which two directions are one
+from underhood.algebra.quadratic import Array
+from underhood.algebra.subspaces import SAME_DIRECTION
 
 
 @dataclass(frozen=True)
@@ -104,10 +103,10 @@ def parallel_groups(vectors: Float[Array, "k p"]) -> list[Array]:
     for index in order:
         # Neighbours in the shadow come last in the list: look back no further than the shadow allows.
         for group in reversed(groups):
-            if abs(abs(shadow[group[0]]) - abs(shadow[index])) > 10 * PARALLEL * np.linalg.norm(probe):
+            if abs(abs(shadow[group[0]]) - abs(shadow[index])) > 10 * SAME_DIRECTION * np.linalg.norm(probe):
                 group = None
                 break
-            if np.linalg.norm(unit[group[0]] - unit[index]) < PARALLEL:
+            if np.linalg.norm(unit[group[0]] - unit[index]) < SAME_DIRECTION:
                 group.append(int(index))
                 break
         else:

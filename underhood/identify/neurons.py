@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from underhood.identify.forms import Array, Reading
+from underhood.algebra.quadratic import Array
+from underhood.identify.forms import Reading
 
 NEAR = 1e-3  # a λ this close to 0 or 1 is called perfect; what the difference does is in the certificate
 
@@ -79,10 +80,7 @@ def prune(reading: Reading, neurons: Neurons, tolerance: float, xs: Array) -> tu
     """Hidden and pre-readout neurons to keep, and the relative change of the function without the others."""
     hidden = np.flatnonzero(neurons.needed(tolerance))
     rows = np.flatnonzero(neurons.row_contribution > tolerance)
-    kept = reading.keep(hidden)
-    smaller = Reading(
-        kept.forms, kept.lambda_, kept.left[rows], kept.right[rows], kept.readout[:, rows], kept.d, kept.unit
-    )
+    smaller = reading.keep(hidden, rows)
     ys = reading(xs)
     scale = float(np.sqrt(np.mean(ys**2))) or 1.0
     return hidden, rows, float(np.sqrt(np.mean((ys - smaller(xs)) ** 2))) / scale

@@ -15,7 +15,8 @@ from itertools import combinations_with_replacement
 import numpy as np
 from jaxtyping import Float, Int
 
-from underhood.identify.forms import Array, Reading, pair_indices
+from underhood.algebra.quadratic import Array, pair_indices
+from underhood.identify.forms import Reading
 
 
 @dataclass(frozen=True)

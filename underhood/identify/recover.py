@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from underhood.identify.forms import Array, pair_indices
+from underhood.algebra.quadratic import Array, pair_indices
 
 RANDOM_SAMPLES = 8
 LEAST_RESIDUAL = 1e-14
@@ -34,6 +34,11 @@ class Heads:
     @property
     def count(self) -> int:
         return len(self.values)
+
+    @property
+    def pairs(self) -> list[tuple[Float[Array, "d_out d"], Float[Array, "d d_q"]]]:
+        """(W_V, M) of each head."""
+        return list(zip(self.values, self.key_query, strict=True))
 
     @property
     def tensor(self) -> Float[Array, "d_out d d d_q"]:

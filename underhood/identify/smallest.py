@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.quadratic import Array
 from underhood.cells.gated_rnn import GatedRNN
 from underhood.cells.linear import dense
-from underhood.identify.forms import Array, Reading, read
+from underhood.identify.forms import Reading, read
 from underhood.identify.merge import MergedKernel
 from underhood.identify.neurons import Neurons, prune
 from underhood.identify.recover import Heads
@@ -29,8 +30,11 @@ class Smallest:
     """A network of the same function; None where none smaller was found."""
 
     network: GatedRNN | None
-    change: float | None  # root mean square difference, relative, on fresh sequences
+    """In the block order of Figure 2.A."""
+    change: float | None
+    """Root mean square difference from the network's outputs, relative, on fresh sequences."""
     kernels: tuple[MergedKernel, ...] = ()
+    """Of rows that write to the output alike (B.2)."""
 
 
 def find_smallest(
@@ -71,9 +75,7 @@ def _pruned(reading: Reading, neurons: Neurons, tolerance: float, xs: Array) -> 
     hidden, rows, change = prune(reading, neurons, tolerance / 10, xs)
     if change > tolerance or not len(hidden) or not len(rows):
         return reading, np.arange(reading.hidden)
-    kept = reading.keep(hidden)
-    left, right, readout = kept.left[rows], kept.right[rows], kept.readout[:, rows]
-    return Reading(kept.forms, kept.lambda_, left, right, readout, kept.d, kept.unit), hidden
+    return reading.keep(hidden, rows), hidden
 
 
 def refit_readout_to(network: GatedRNN, reference: Reading, xs: Float[Array, "b t d"]) -> GatedRNN:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from underhood.identify.forms import Array, Reading, append_one, decayed_sums, pair_indices, pair_products
+from underhood.algebra.quadratic import Array, append_one, decayed_sums, fold, pair_products, unfold
+from underhood.identify.forms import Reading
 from underhood.identify.neurons import contributions
 
 SEQUENCES, LENGTH, SEED = 16, 32, 20230904
@@ -88,12 +89,10 @@ def attention_outputs(
 ) -> Float[Array, "... t d_out"]:
     """Σ_g Σ_{s≤t} decay_g^{t-s} T_g[x_s, x_s, x_t]."""
     d = xs.shape[-1]
-    rows, columns = pair_indices(d)
-    twice = np.where(rows == columns, 1.0, 2.0)
     total = np.zeros((*xs.shape[:-1], tensors.shape[1]))
     for tensor, decay in zip(tensors, decays, strict=True):
         sums = decayed_sums(pair_products(xs), decay)
-        folded = (tensor[:, rows, columns, :] * twice[None, :, None]).transpose(1, 0, 2).reshape(len(rows), -1)
+        folded = fold(tensor).transpose(1, 0, 2).reshape(sums.shape[-1], -1)
         effective = (sums @ folded).reshape(*xs.shape[:-1], -1, d)
         total += np.einsum("...oc,...c->...o", effective, xs)
     return total
@@ -170,8 +169,7 @@ def _tolerance(reading: Reading, noise: float, memory_of: Array, decays: tuple[f
 
 def attention_tensor(reading: Reading, memory: Array, forget: Array) -> Float[Array, "d_out d d d"]:
     """T_i[a,b,c]: quadratic forms in memory times linear forms in the forget neurons."""
-    d, quadratic, linear = reading.d, reading.degree == 2, reading.degree == 1
-    forms = reading.forms
+    quadratic, linear, forms = reading.degree == 2, reading.degree == 1, reading.forms
     left_memory = reading.left[:, memory] @ forms[memory][:, quadratic]
     right_memory = reading.right[:, memory] @ forms[memory][:, quadratic]
     left_query = reading.left[:, forget] @ forms[forget][:, linear]
@@ -182,12 +180,7 @@ def attention_tensor(reading: Reading, memory: Array, forget: Array) -> Float[Ar
             for row in reading.readout
         ]
     )
-    rows, columns = pair_indices(d)
-    tensor = np.zeros((reading.d_out, d, d, d))
-    halves = folded * np.where(rows == columns, 1.0, 0.5)[None, :, None]
-    tensor[:, rows, columns] = halves
-    tensor[:, columns, rows] = halves
-    return tensor
+    return unfold(folded, reading.d)
 
 
 def _rest(

@@ -12,11 +12,13 @@ import numpy as np
 
 from underhood.arrays import require_finite
 from underhood.errors import UnderhoodError
+from underhood.extras import require
 from underhood.interop import torch_modules_source
 from underhood.interop.checked import Checked, check
-from underhood.interop.extras import require
 from underhood.interop.state_dict import as_float, torch_array
+from underhood.interop.torch_import import candidates, from_state_dict
 from underhood.interop.torch_names import to_state_dict
+from underhood.model import AbstractModel
 from underhood.storage.atomic import write_atomically
 from underhood.storage.files import tensor_bytes
 
@@ -50,11 +52,39 @@ def export(model: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     }
 
 
-def to_module(model: Any) -> Any:
-    """The model as a torch.nn.Module, in the dtype of its weights."""
+def to_torch(model: AbstractModel) -> Any:
+    """The model as a torch.nn.Module in the dtype of its weights: torch's own LSTM or GRU, or a `Program`."""
     torch = require("torch", "torch", "a torch module")
+    if not isinstance(model, AbstractModel):
+        raise UnderhoodError("expected a model of underhood", type(model).__name__)
     description, tensors = to_state_dict(model)
     return _module(description, tensors).to({4: torch.float32, 8: torch.float64}[model.dtype.itemsize])
+
+
+def from_torch(module: Any) -> AbstractModel:
+    """The torch module as a model of this package, where its weights make one and its outputs are that model's.
+
+    Knows torch.nn.LSTM and GRU, alone or between two torch.nn.Linear, what `to_torch` and exports give, and any
+    module with the parameters of docs/format.md that computes what they say.
+    """
+    torch = require("torch", "torch", "a torch module")
+    if not isinstance(module, torch.nn.Module):
+        raise UnderhoodError("expected a torch.nn.Module", type(module).__name__, "Give the instance, not the class.")
+    tensors = state_dict_of(module)
+    description = getattr(module, "underhood", {})
+    for kind in candidates(tensors):
+        try:
+            model = from_state_dict(tensors, kind, description)
+            # A module may do more with its weights than their names say: only its outputs can tell.
+            checked = check(model, as_callable(module), 1e-4 if model.dtype.itemsize == 4 else 1e-6, widen=False)
+        except (UnderhoodError, RuntimeError, TypeError, ValueError, IndexError):
+            continue
+        if checked.verified:
+            return model
+    raise UnderhoodError(
+        f"no model of underhood computes what this {type(module).__name__} does",
+        remedy="uh.probe(module, d=...) reads it as a black box.",
+    )
 
 
 def as_callable(module: Any) -> Callable[[np.ndarray], np.ndarray]:
@@ -64,7 +94,7 @@ def as_callable(module: Any) -> Callable[[np.ndarray], np.ndarray]:
     """
     torch = require("torch", "torch", "running a torch module")
     if not isinstance(module, torch.nn.Module):
-        raise UnderhoodError("this takes a torch.nn.Module", type(module).__name__)
+        raise UnderhoodError("expected a torch.nn.Module", type(module).__name__)
     weight = next((tensor for tensor in module.parameters() if tensor.is_floating_point()), None)
     kind = {} if weight is None else {"dtype": weight.dtype, "device": weight.device}
 
@@ -90,6 +120,7 @@ def _module(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Any:
 
     # In float64, where widened weights are exact: casting down is left to the caller.
     module = build(description).double()
+    module.underhood = {"ours": description["ours"]}  # what the tensors do not tell, for the way back
     module.load_state_dict({name: torch.from_numpy(np.array(tensor)) for name, tensor in tensors.items()}, strict=True)
     return module.eval()
 
@@ -99,7 +130,9 @@ def _write_module(path: Path) -> Path:
     if path.exists():
         first = source.splitlines()[0].encode()
         if not path.is_file() or not path.read_bytes().startswith(first):
-            raise UnderhoodError(f"{path} is free for the torch module", "another file", "Choose another folder.")
+            raise UnderhoodError(
+                f"{path} is another file, in the place of the torch module", remedy="Choose another folder."
+            )
     return write_atomically(path, source.encode())
 
 
@@ -110,4 +143,4 @@ def _loads_into(description: dict[str, Any]) -> str:
     return f"torch.nn.{description['class']}" if description["class"] in PLAIN else f"{MODULE}: {description['class']}"
 
 
-__all__ = ["MODULE", "Checked", "as_callable", "export", "state_dict_of", "to_module"]
+__all__ = ["MODULE", "Checked", "as_callable", "export", "from_torch", "state_dict_of", "to_torch"]

@@ -120,8 +120,8 @@ def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str
 def rendered(figure: Figure, suffix: str) -> bytes:
     """The figure as a file's bytes, without a date, so that the same figure is the same file."""
     buffer = io.BytesIO()
-    metadata = {"CreationDate": None} if suffix == "pdf" else {"Software": None}
-    figure.savefig(buffer, format=suffix, dpi=160, bbox_inches="tight", metadata=metadata)
+    dated = {"pdf": "CreationDate", "png": "Software", "svg": "Date"}[suffix]
+    figure.savefig(buffer, format=suffix, dpi=160, bbox_inches="tight", metadata={dated: None})
     return buffer.getvalue()
 
 
@@ -142,12 +142,17 @@ def provenance(artifact: Artifact, seconds: float) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, marked where it was changed since; none outside a checkout."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+    """The commit of the source, "-dirty" where underhood/ was changed since; none outside a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    if not (package.parent / ".git").exists():
         return None
     try:
-        asked = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        # Results are written into the same checkout: only changes of the source make a commit dirty.
+        return _git(package, "rev-parse", "HEAD") + "-dirty" * bool(_git(package, "status", "--porcelain", "--", "."))
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    asked = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -12,12 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from underhood.report.architectures import INK
+
 if TYPE_CHECKING:
     from underhood.report.charts import Panel
 
 POSITIVE, NEGATIVE, ZERO = "#2166ac", "#b2182b", "#dcdcdc"  # blue, red and grey, as in Figures 1 and 2
-INK, FAINT = "#222222", "#8a8a8a"
-SERIES = ("#2166ac", "#d6604d", "#1b7837", "#762a83", "#bf812d", "#35978f")
+FAINT = "#8a8a8a"
 
 # Exactly zero is grey, and even the smallest weight is not.
 WEIGHTS = LinearSegmentedColormap.from_list(
@@ -27,7 +28,8 @@ WEIGHTS = LinearSegmentedColormap.from_list(
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure that needs no display and embeds its text as text."""
-    matplotlib.rcParams.update({"pdf.fonttype": 42, "svg.fonttype": "none", "font.family": "DejaVu Sans"})
+    looks = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "underhood", "font.family": "DejaVu Sans"}
+    matplotlib.rcParams.update(looks)
     return Figure(figsize=(width, height))
 
 

@@ -11,7 +11,7 @@ from underhood.errors import UnderhoodError
 from underhood.report.drawing import text_of
 from underhood.report.page import render
 from underhood.report.records import Record, load_records
-from underhood.report.svg import chart_svg, panel_svg, points_of, series_class
+from underhood.report.svg import chart_svg, panel_svg, points_of, series_look
 from underhood.storage.atomic import write_atomically
 
 TITLES = {
@@ -144,7 +144,7 @@ def _chart(chart: dict[str, Any]) -> dict[str, Any]:
     curves = [
         {
             "name": str(curve.get("name", "")),
-            "style": series_class(index),
+            "look": series_look(curve, index),
             "points": [[text_of(value) for value in point] for point in points_of(curve)],
         }
         for index, curve in enumerate(chart["curves"])

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from underhood.data import LinearRegression
+from underhood.data.linear_regression import regression_signs
 from underhood.fit.config import SECTION_4_2, SECTION_4_2_HIDDEN
 from underhood.fit.levenberg import fit_levenberg
 from underhood.fit.population import members_of
 from underhood.fit.problems import outputs_of
 from underhood.fit.runs import fit_population
-from underhood.fit.symmetry import regression_signs
 from underhood.identify.decompile import decompile
 from underhood.model import make_model
 from underhood.report.artifact import Artifact, Row, artifact
@@ -67,6 +67,8 @@ def paper_networks(runs: Path) -> list[Any]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     watch = Pace("Section 4.2", SECTION_4_2.steps)
     found = fit_population(models, members, task, SECTION_4_2, out=folder, resume=folder.exists(), watch=watch)
+    if any(run.interrupted for run in found):
+        raise KeyboardInterrupt  # half a training is no result; the checkpoint stays
     return [run.model for run in found]
 
 

@@ -72,6 +72,8 @@ def paper_student(runs: Path, seed: int) -> Student:
     folder.parent.mkdir(parents=True, exist_ok=True)
     task, watch = TeacherStudent(teacher, LENGTH), Pace("Section 3.1", SECTION_3_1.steps)
     run = fit_population([model], members, task, SECTION_3_1, out=folder, resume=folder.exists(), watch=watch)[0]
+    if run.interrupted:
+        raise KeyboardInterrupt  # half a training is no result; the checkpoint stays
     found = decompile(as_dtype(run.model, np.float64), against=teacher)
     settings = {**SECTION_3_1.as_dict(), "optimizer": "adamw", "seconds": round(run.seconds, 1)}
     return Student(teacher, run.model, run.held_out_loss, found, settings)
@@ -101,10 +103,10 @@ def table1(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
         at_most("pre-readout neurons left", 13, found.pre_readout_after, "pre_readout"),
         Row("verdict of the decompiler", None, found.verdict, found.verdict == LINEAR),
     ]
-    if budget == "paper" and found.neurons is not None:
+    if budget == "paper" and found.evidence.neurons is not None:
         # The paper's counts are of neurons whose weights decayed to zero; reducing exactly needs no decay.
-        hidden = int(np.sum(found.neurons.contribution > CONTRIBUTES))
-        products = int(np.sum(found.neurons.row_contribution > CONTRIBUTES))
+        hidden = int(np.sum(found.evidence.neurons.contribution > CONTRIBUTES))
+        products = int(np.sum(found.evidence.neurons.row_contribution > CONTRIBUTES))
         rows.append(Row("hidden neurons left by pruning alone", 14, hidden, hidden <= 14))
         rows.append(Row("pre-readout neurons left by pruning alone", 13, products, products <= 13))
     if found.reduced_change is not None:
@@ -135,8 +137,8 @@ def figure2(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
         for name, field in (("W_V", "w_value"), ("W_K", "w_key"), ("W_Q", "w_query"))
     )
     wanted = kernels(network, head_tensor(np.asarray(one.teacher.w_value, np.float64), one.teacher.key_query))
-    assert one.found.tensor is not None  # every gated RNN has one
-    learned = kernels(network, one.found.tensor)
+    assert one.found.evidence.tensor is not None  # every gated RNN has one
+    learned = kernels(network, one.found.evidence.tensor)
     error = float(np.linalg.norm(learned - wanted) / np.linalg.norm(wanted))
     drawn = [
         _cleaned(Panel.of(f"{name}, y{index + 1}", kernel))

@@ -1,0 +1,55 @@
+"""A target is one registration: what follows from it, and what is refused."""
+
+import numpy as np
+import pytest
+
+import underhood as uh
+from tests.construct.test_compile import gated_source
+from underhood.construct.envelope import Envelope
+from underhood.construct.lowered import Lowered
+from underhood.construct.targets import ATTENTION, GATED, LINEARISED, TARGETS, register_target, source_kind
+from underhood.construct.ways import either, through_form
+from underhood.errors import NotConstructible, UnderhoodError
+from underhood.registry import Registry
+
+
+@pytest.fixture
+def mine(monkeypatch):
+    """A registry of its own, with one target of another package in it."""
+    monkeypatch.setattr("underhood.construct.targets.TARGETS", Registry("target"))
+    monkeypatch.setattr("underhood.construct.compile.TARGETS", Registry("target"))
+    way = TARGETS["lru-in-out"].ways[ATTENTION, 1]
+    registered = register_target("mine", attention={2: way}, why_not_fewer="one is not enough", source="a note")
+    monkeypatch.setattr("underhood.construct.compile.TARGETS", {"mine": registered})
+    return registered
+
+
+def test_a_registered_target_compiles(mine):
+    compiled = uh.compile(uh.random_attention(2), to="mine", horizon=20)
+    assert compiled.verified and (compiled.target, compiled.layers, compiled.exact) == ("mine", 2, False)
+    assert mine.tolerances is LINEARISED
+    with pytest.raises(NotConstructible, match=r"one is not enough \(a note\)"):
+        uh.compile(uh.random_attention(2), to="mine", layers=1)
+
+
+def test_a_source_without_a_construction_is_refused_in_one_line():
+    for target in ("gated-rnn-compact", "gated-rnn-minimal"):
+        says = f"no construction of {target} from a {GATED}. Start from a {ATTENTION}"
+        with pytest.raises(UnderhoodError, match=says):
+            uh.compile(gated_source(), to=target)
+
+
+def test_the_kind_of_a_source():
+    assert source_kind(uh.random_attention(2)) == ATTENTION
+    assert source_kind(gated_source()) == GATED
+    with pytest.raises(UnderhoodError, match="expects a linear attention"):
+        source_kind("attention")
+
+
+def test_the_second_way_is_taken_only_where_it_is_asked_for():
+    asked = []
+    first = through_form(lambda form, *_: Lowered("first", 0.0, np.zeros(1)))
+    way = either(first, lambda *_: asked.append("second") or Lowered("second", 0.0, np.zeros(1)))
+    lowered = way(uh.random_attention(2), Envelope(4.0, 10, np.dtype(np.float64)), 1)
+    assert lowered.model == "first" and not asked
+    assert lowered.otherwise().model == "second" and asked == ["second"]
