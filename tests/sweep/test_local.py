@@ -154,6 +154,17 @@ def test_another_specification_is_refused_by_what_differs(undisturbed, tmp_path)
     assert numbers(again) == numbers(records)
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("underhood.sweep.sweep.run_here", interrupted)
+    spec, out = tmp_path / "spec.json", tmp_path / "out"
+    spec.write_text(json.dumps(sweep({})))
+    assert main(["sweep", str(spec), "--out", str(out)]) == 130
+    assert f"go on with: underhood sweep {spec} --out {out} --resume" in capsys.readouterr().err
+
+
 def test_a_table_at_80_columns_keeps_exponents(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     rows = [
