@@ -86,7 +86,7 @@ def test_a_perturbed_weight_is_noticed(name, layers):
     leaves, treedef = jax.tree.flatten(model)
     for index, leaf in enumerate(leaves):
         moved = np.array(leaf)
-        moved.flat[0] = moved.flat[0] * (1 + 1e-6) + 1e-9
+        moved.flat[0] = moved.flat[0] * (1 + 1e-6) + 1e-6
         with jax.enable_x64(True):
             wrong = jax.tree.unflatten(treedef, [*leaves[:index], jnp.asarray(moved), *leaves[index + 1 :]])
         assert not agree(wrong(xs), reference(model, xs)), f"leaf {index}"
