@@ -59,7 +59,7 @@ types: $(VENV)/.installed-dev
 UNOPTIMISED := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
   --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 pytest: $(VENV)/.installed-dev
-	XLA_FLAGS="$(UNOPTIMISED)" $(PYTEST) -m "not slow" --durations 20
+	XLA_FLAGS="$(UNOPTIMISED)" $(PYTEST) -m "not slow" --durations 10
 
 # Types are checked beside the tests: the checker keeps one core busy, and tests wait for files and children.
 test: lint
