@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from underhood.report.charts import Chart, Panel
 
-HOMES = ("teacher", "regression", "constructions", "sweeps")  # modules of this folder that register artifacts
+HOMES = ("teacher", "regression", "constructions", "sweeps", "zoo")  # modules of this folder that register artifacts
 BUDGETS = ("quick", "laptop", "paper")
 
 
