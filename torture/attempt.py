@@ -37,7 +37,7 @@ def attempt(
     prints: bool = True,
     lines: int = 1,
 ) -> tuple[str | None, str]:
-    """(what was lost, or None; refused or answered). `out` is the file that the command would write; `lines` is what a refusal takes."""
+    """(what was lost, or None; refused or answered). `out` is what the command would write; a refusal has `lines`."""
     before = _resident()
     _forget_peak()
     with _captured() as texts, _alarms(seconds):
