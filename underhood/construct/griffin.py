@@ -22,7 +22,7 @@ from underhood.construct.forms import KeyValueForm, rank_revealed
 from underhood.construct.linearise import Linearisation, best_scale, paired
 from underhood.construct.lowered import Lowered
 from underhood.construct.products import copy_products, gated_products
-from underhood.construct.targets import ATTENTION, GATED, TARGETS, Target
+from underhood.construct.targets import register_target
 
 WIDTH = 4  # of the public module's convolution
 # GELU(b + q) = b + q for |q| ≤ 1, in both forms of it.
@@ -191,15 +191,12 @@ def to_griffin(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     return Lowered(model, relative, whole.output_bounds)
 
 
-TARGETS.register("griffin")(
-    Target(
-        "griffin",
-        exact=False,
-        tolerances={1: 1e-6},
-        ways={(ATTENTION, 1): attention_to_griffin, (GATED, 2): to_griffin},
-        default_layers={ATTENTION: 1, GATED: 2},
-        why_not_fewer="the branch reads the input and not the state, so two states cannot be multiplied in one layer",
-        source="docs/theory.md",
-        in_paper={ATTENTION: None, GATED: None},
-    )
+register_target(
+    "griffin",
+    attention={1: attention_to_griffin},
+    gated={2: to_griffin},
+    tolerances={1: 1e-6},
+    why_not_fewer="the branch reads the input and not the state, so two states cannot be multiplied in one layer",
+    source="docs/theory.md",
+    paper=(None, None),
 )

@@ -33,7 +33,7 @@ from underhood.construct.envelope import Envelope, positive, power_of_two
 from underhood.construct.forms import KeyValueForm, heads_of, rank_revealed
 from underhood.construct.lowered import Lowered
 from underhood.construct.products import gated_products
-from underhood.construct.targets import ATTENTION, GATED, TARGETS, Target
+from underhood.construct.targets import ROUNDING_ONLY, register_target
 
 WIDTH = 4  # of the public modules' convolution, which is switched off
 ONE = 64.0  # SiLU and softplus hand it on unchanged, in float32 and float64
@@ -273,15 +273,12 @@ def _at_once(one: np.ndarray, other: np.ndarray, out: np.ndarray, states: int) -
     return _channels(values, out, np.zeros((1, states)), steps=off, gates=gates, skip=1.0)
 
 
-TARGETS.register("mamba")(
-    Target(
-        "mamba",
-        exact=True,
-        tolerances={1: 1e-12},
-        ways={(ATTENTION, 1): attention_to_mamba, (GATED, 2): to_mamba},
-        default_layers={ATTENTION: 1, GATED: 2},
-        why_not_fewer="the gate reads the input and not the state, so two states cannot be multiplied in one layer",
-        source="docs/theory.md",
-        in_paper={ATTENTION: None, GATED: None},
-    )
+register_target(
+    "mamba",
+    attention={1: attention_to_mamba},
+    gated={2: to_mamba},
+    tolerances=ROUNDING_ONLY,
+    why_not_fewer="the gate reads the input and not the state, so two states cannot be multiplied in one layer",
+    source="docs/theory.md",
+    paper=(None, None),
 )

@@ -29,9 +29,9 @@ from underhood.construct.forms import rank_revealed
 from underhood.construct.gated import to_gated_rnn
 from underhood.construct.linearise import Linearisation, best_scale, exponential
 from underhood.construct.lowered import Lowered
-from underhood.construct.products import copy_products, gated_products
-from underhood.construct.targets import ATTENTION, GATED, TARGETS, Target
-from underhood.errors import UnderhoodError
+from underhood.construct.products import GatedProducts, Products, copy_products, gated_products
+from underhood.construct.targets import register_target
+from underhood.errors import NotConstructible, UnderhoodError
 
 GATE = {np.dtype(np.float64): 2.0**-36, np.dtype(np.float32): 2.0**-20}  # z at rest of a neuron that sums
 LAG = {np.dtype(np.float64): 2.0**-23, np.dtype(np.float32): 2.0**-9}  # λ of a neuron that is one step late
@@ -79,9 +79,8 @@ def attention_to_mingru(source: LinearAttention, envelope: Envelope, order: int)
     """Two layers: y_t = q_t·S_t = Σ Δq_s S_s + Σ q_{s-1} k_s v_s."""
     form, rest, lag = rank_revealed(source), GATE[envelope.dtype], LAG[envelope.dtype]
     if np.any(form.decay != 1):
-        raise UnderhoodError(
-            "minGRU with 2 layers holds attention without decay", form.decay.tolist(), "Use --layers 3."
-        )
+        reason = "a gate that sums cannot decay, too"
+        raise NotConstructible("mingru", layers=2, needs=3, reason=reason, source="docs/theory.md")
     d, products = form.d, form.products
     asked = form.asks @ form.queries
     keys, queries = positive(envelope.linear(form.keys)), positive(envelope.linear(asked))
@@ -104,7 +103,8 @@ def attention_to_mingru(source: LinearAttention, envelope: Envelope, order: int)
     model = _stack(d, (first, second), form.readout @ columns)
     bounds = np.abs(form.readout) @ (envelope.linear(form.values) * keys * queries) * envelope.horizon
     late_error = 2 * lag + 2 * envelope.horizon * envelope.roundoff / lag
-    relative = error + 2 * envelope.horizon * error + cubic_error + late_error + envelope.dot(products)
+    # Σ |Δq_s| |S_s| is at most T of the largest outputs, because S grows as s does.
+    relative = (1 + envelope.horizon) * error + cubic_error + late_error + envelope.dot(products)
     return Lowered(model, relative, bounds)
 
 
@@ -169,27 +169,34 @@ def to_mingru(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     sizes = positive(out.gate_bounds) * positive(out.value_bounds)
     readout = (whole.readout * sizes) @ np.hstack([2 * rising_out, passed_out])
     late_error = 4 * lag + 4 * envelope.horizon * envelope.roundoff / lag
-    relative = 2 * error + 4 * envelope.horizon * error + late_error + envelope.dot(hidden) + envelope.dot(len(sizes))
+    summed_error = (2 + _travel(whole, envelope)) * error
+    relative = summed_error + late_error + envelope.dot(hidden) + envelope.dot(len(sizes))
     return Lowered(_stack(d, (first, second, third), readout), relative, whole.output_bounds)
 
 
-def _sides(products) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def _sides(products: Products) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     return (products.gates, products.gate_bounds), (products.values, products.value_bounds)
+
+
+def _travel(whole: GatedProducts, envelope: Envelope) -> float:
+    """Σ_s (|ΔA_s B_s| + |A_{s-1} ΔB_s|) over the largest A B, for the worst product: perfect memories only grow."""
+    memory = whole.lambda_ == 1
+    rows, bounds = np.abs(whole.outputs.values), positive(whole.outputs.value_bounds)
+    mean = rows @ (whole.state_bounds * np.where(memory, 0.5, 1.0)) / bounds
+    moves = rows @ (whole.state_bounds * np.where(memory, 1 / envelope.horizon, 2.0)) / bounds
+    return envelope.horizon * float(np.max(2 * np.minimum(mean, 1) + np.minimum(moves, 2), initial=0.0))
 
 
 def _through_gated(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
     return to_mingru(to_gated_rnn(rank_revealed(source)), envelope, order)
 
 
-TARGETS.register("mingru")(
-    Target(
-        "mingru",
-        exact=False,
-        tolerances={1: 1e-5},
-        ways={(ATTENTION, 2): attention_to_mingru, (ATTENTION, 3): _through_gated, (GATED, 3): to_mingru},
-        default_layers={ATTENTION: 2, GATED: 3},
-        why_not_fewer="what one layer keeps of the past does not change when the last two inputs are swapped",
-        source="docs/theory.md",
-        in_paper={ATTENTION: None, GATED: None},
-    )
+register_target(
+    "mingru",
+    attention={2: attention_to_mingru, 3: _through_gated},
+    gated={3: to_mingru},
+    tolerances={1: 1e-5},
+    why_not_fewer="what one layer keeps of the past does not change when the last two inputs are swapped",
+    source="docs/theory.md",
+    paper=(None, None),
 )

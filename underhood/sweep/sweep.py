@@ -84,9 +84,10 @@ def run_sweep(
 
 def _different(before: Sweep, now: Sweep) -> list[str]:
     """What tells two sweeps apart, however they are written: the values of a field, or how they are combined."""
-    runs = [sweep.expanded() for sweep in (before, now)]
-    different = differences(*map(_values, runs)) + differences(before.keep_models, now.keep_models, "keep_models")
-    same = {run.id for run in runs[0]} == {run.id for run in runs[1]}
+    old, new = before.expanded(), now.expanded()
+    different = differences(_values(old), _values(new))
+    different += differences(before.keep_models, now.keep_models, "keep_models")
+    same = {run.id for run in old} == {run.id for run in new}
     return different or ([] if same else ["the combinations of its lists"])
 
 
