@@ -2,17 +2,25 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+OUT    := out# ignored by git
+# One thread: these matrices are small, and a second thread that waits for a busy core costs more than it brings.
+THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# Two processes of one thread each do twice the work of one process with two threads. Whoever is idle takes over tests.
+PYTEST := $(THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help reproduce test lint types docs numbers bench torture clean
+.PHONY: help reproduce results test test-all test-versions lint types pytest docs numbers bench torture clean
 help:
-	@echo "make reproduce   the paper's tables and figures, quick budget (results/quick)"
-	@echo "make test        lint, types and tests"
-	@echo "make docs        the documentation (docs/_build/html)"
-	@echo "make numbers     numbers in README and docs, filled in from results/"
-	@echo "make bench       measured ratios, written to results/bench"
-	@echo "make torture     tries to break it, up to 20 minutes, written to results/torture.json"
-	@echo "make clean       remove the virtual environment and caches"
+	@echo "make reproduce      the paper's tables and figures, quick budget, into $(OUT)/quick; ARTIFACTS='table1 figure2' for some"
+	@echo "make results        the same, kept: results/quick and the numbers in README and docs"
+	@echo "make test           lint, types and tests"
+	@echo "make test-all       the same, with repetition at further sizes and seeds"
+	@echo "make test-versions  fast tests with the lowest and the newest dependencies, on Python 3.11, 3.12 and 3.13"
+	@echo "make docs           the documentation (docs/_build/html)"
+	@echo "make numbers        numbers in README and docs, filled in from results/"
+	@echo "make bench          measured ratios, written to results/bench"
+	@echo "make torture        tries to break it, up to 20 minutes, written to results/torture.json"
+	@echo "make clean          remove the virtual environments, caches and $(OUT)"
 
 $(BIN)/python:
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'underhood needs Python 3.11 or newer; set PYTHON=')"
@@ -20,17 +28,24 @@ $(BIN)/python:
 
 # Stamps, so that a second run installs nothing; they are older than what they depend on after an edit.
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) --editable .
+	$(PIP) --editable '.[report,sweep]'
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) --editable '.[dev,distributed,docs,onnx,torch]'
-	@touch $@
+$(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[dev,distributed,docs,onnx,oracles,torch]'
+	@touch $(VENV)/.installed $@
 
+# Exit code 1 says that a row is not met: the table shows which, and the figures are made all the same.
 reproduce: $(VENV)/.installed
-	@# Exit code 1 says that a row is not met: the table shows which, and the figures are made all the same.
-	@# One thread: these matrices are small, and a second thread that waits for a busy core costs more than it brings.
-	NPROC=1 OMP_NUM_THREADS=1 $(BIN)/underhood reproduce --budget quick --out results || test $$? -eq 1
+	$(THREAD) $(BIN)/underhood reproduce $(ARTIFACTS) --budget quick --out $(OUT) || test $$? -eq 1
+
+# Made in $(OUT) and copied at the end, so that every file names the commit it was made from, without "-dirty".
+results: $(VENV)/.installed
+	@test -z "$$(git status --porcelain)" || { echo "make results needs a clean tree: commit first" >&2; git status --short >&2; exit 1; }
+	rm -rf $(OUT)/quick
+	$(MAKE) reproduce ARTIFACTS=
+	cp $(OUT)/quick/*.json $(OUT)/quick/*.png $(OUT)/quick/*.pdf results/quick/
+	$(BIN)/python docs/fill_numbers.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -39,9 +54,18 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/basedpyright --warnings
 
-# Two processes of one thread each do twice the work of one process with two threads on networks this small.
-test: lint types
-	NPROC=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+pytest: $(VENV)/.installed-dev
+	$(PYTEST) -m "not slow"
+
+# Types are checked beside the tests: the checker keeps one core busy, and tests wait for files and children.
+test: lint
+	@$(MAKE) --no-print-directory -j 2 types pytest
+
+test-all: lint types
+	$(PYTEST)
+
+test-versions:
+	$(PYTHON) tests/versions.py
 
 # Warnings are errors, and nothing is fetched: the reference is made from the code, the theme is installed.
 docs: $(VENV)/.installed-dev
@@ -55,7 +79,7 @@ bench: $(VENV)/.installed-dev
 
 # One thread each, as in the tests; two processes at a time.
 torture: $(VENV)/.installed-dev
-	NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m torture --scale long
+	$(THREAD) $(BIN)/python -m torture --scale long
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis docs/_build docs/reference
+	rm -rf $(VENV) .venvs $(OUT) .pytest_cache .ruff_cache .hypothesis docs/_build docs/reference

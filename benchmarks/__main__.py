@@ -6,7 +6,18 @@ import importlib.util
 import subprocess
 import sys
 
-SUITES = ("training", "profile", "restart", "levenberg", "compiler", "decompiler", "table1", "decays", "sweep")
+SUITES = (
+    "training",
+    "profile",
+    "restart",
+    "levenberg",
+    "compiler",
+    "decompiler",
+    "table1",
+    "decays",
+    "sweep",
+    "install",
+)
 
 
 def main() -> int:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from underhood.attention.teachers import random_attention
+from underhood.data.linear_regression import regression_signs
 from underhood.fit.levenberg import LevenbergResult, fit_levenberg
 from underhood.fit.problems import outputs_of
-from underhood.fit.symmetry import regression_signs
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench" / "levenberg.json"
 TIME = 32

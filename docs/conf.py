@@ -24,14 +24,5 @@ myst_heading_anchors = 3
 nitpicky = True
 
 
-def _without_missing(app, name, source):
-    """The index lists pages that a version may not have yet."""
-    if name == "index":
-        for page in ("scale", "reliability"):
-            if not (HERE / f"{page}.md").exists():
-                source[0] = source[0].replace(f"\n{page}\n", "\n")
-
-
 def setup(app):
     app.connect("builder-inited", lambda app: reference.write(HERE / "reference"))
-    app.connect("source-read", _without_missing)

@@ -4,6 +4,8 @@ import jax
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
+pytest_plugins = ["tests.browser"]  # the fixture `browser`: headless Chromium
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 jax.config.update("jax_numpy_rank_promotion", "raise")

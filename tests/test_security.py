@@ -22,7 +22,7 @@ CALLS = {"eval", "exec", "builtins.compile", "__import__", "os.system", "os.pope
 MAY_START = {"underhood/report/artifact.py"}
 # What may import by name: `probe package.module:callable`, and the lists of modules of the package's own.
 MAY_IMPORT = {
-    f"underhood/{name}.py" for name in ("__init__", "identify/callables", "interop/extras", "report/artifact")
+    f"underhood/{name}.py" for name in ("__init__", "registry", "identify/callables", "extras", "report/artifact")
 }
 
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import json
 import os
 import signal
 import sys
@@ -134,6 +135,15 @@ def done(*arguments: Any, codes: Sequence[int] = (0,)) -> Ended:
     if ended.code not in codes:
         raise RuntimeError(f"underhood {' '.join(map(str, arguments))}: {ended}")
     return ended
+
+
+def said(what: str, ended: Ended) -> str | None:
+    """The problem that a child printed as JSON, with `what` it was at; one that printed nothing broke down."""
+    try:
+        problem = json.loads(ended.out)
+    except ValueError:
+        problem = str(ended)
+    return problem and f"{what}: {problem}"
 
 
 def in_processes(calls: Sequence[Callable[[], Any]], workers: int) -> list[Any]:

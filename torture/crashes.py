@@ -92,8 +92,7 @@ def _anew(scenario: Scenario, folder: Path) -> Path:
 
 
 def _after(scenario: Scenario, ended: Ended, folder: Path, number: signal.Signals) -> str | None:
-    refused = (2, INTERRUPTED) if number == signal.SIGINT else ()
-    if ended.code not in (-number, *refused, *scenario.codes):
+    if ended.code not in (-number, INTERRUPTED if number == signal.SIGINT else -number, *scenario.codes):
         return f"{number.name}: {ended}"
     if "Traceback" in ended.err:
         return f"{number.name}: traceback: {ended.err[-300:]}"
@@ -172,10 +171,10 @@ def _command(*arguments: Any) -> Callable[[Path], Process]:
     return start
 
 
-def _replacing(make: Callable[[Path], Any], folder: Path) -> None:
+def _replacing(content: bytes, folder: Path) -> None:
     """A folder that holds an earlier result under the name that is to be written."""
     folder.mkdir()
-    make(folder)
+    (folder / "out.safetensors").write_bytes(content)
 
 
 def scenarios(attention: Path, network: Path) -> list[Scenario]:
@@ -183,7 +182,8 @@ def scenarios(attention: Path, network: Path) -> list[Scenario]:
     spec = {**healthy.SPEC, "keep_models": True, "runs": [{**healthy.SPEC["runs"][0], "steps": 600, "seeds": 2}]}
     sweep = attention.with_name("spec.json")
     sweep.write_text(json.dumps(spec))
-    old = partial(_replacing, lambda folder: (folder / "out.safetensors").write_bytes(attention.read_bytes()))
+    earlier = healthy.earlier_files()
+    model, export = (partial(_replacing, earlier[name]) for name in ("a.safetensors", "t.safetensors"))
     same: dict[str, Any] = {"content": without_clocks, "whole": readable}
     compiled = ["compile", attention, "--to", "lstm", "--horizon", "300", "--out", "OUT/out.safetensors"]
     exported = ["export", network, "--to", "torch", "--out", "OUT/out.safetensors"]
@@ -192,8 +192,8 @@ def scenarios(attention: Path, network: Path) -> list[Scenario]:
     second = [*healthy.LEVENBERG, "--steps", "60", "--d", "2", "--resume", "--out", "OUT"]
     return [
         Scenario("train, AdamW", _command(*train), **same),
-        Scenario("compile over an earlier file", _command(*compiled), prepare=old, **same),
-        Scenario("export to torch over an earlier file", _command(*exported), prepare=old, **same),
+        Scenario("compile over an earlier file", _command(*compiled), prepare=model, **same),
+        Scenario("export to torch over an earlier file", _command(*exported), prepare=export, **same),
         # The small scale stops here. From here on the slowest first, so that no worker waits for it alone.
         Scenario("export to ONNX", _command(*graph), **same),
         Scenario("train, Levenberg–Marquardt", _command(*second), **same),

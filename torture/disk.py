@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from torture import healthy, namespace
-from torture.children import Child, Ended, command, done, in_processes, snapshot
+from torture.children import Child, Ended, command, done, in_processes, said, snapshot
 from torture.crashes import readable, without_clocks
 from torture.tally import Tally
+from underhood.interop import torch_modules_source
 
 LIMITS = {"small": (300,), "long": (0, 100, 900, 2_500)}  # bytes that a file may have
 Way = tuple[str, list[Any], bool]  # name, arguments with OUT for the folder, can it be resumed?
@@ -41,7 +42,7 @@ def ways(inputs: Path, scale: str) -> list[Way]:
         found += [
             ("disguise", ["disguise", network, "--out", "OUT/a.safetensors"], False),
             ("decompile", ["decompile", network, "--horizon", 5, "--out", "OUT/a.safetensors"], False),
-            ("export to torch", ["export", network, "--to", "torch", "--out", "OUT/a.safetensors"], False),
+            ("export to torch", ["export", network, "--to", "torch", "--out", "OUT/t.safetensors"], False),
             ("import", ["import", weights, "--kind", "attention", "--out", "OUT/a.safetensors"], False),
             ("train, second order", [*healthy.LEVENBERG, "--out", "OUT/run", "--resume"], True),
             ("export to ONNX", ["export", network, "--to", "onnx", "--out", "OUT/a.onnx"], False),
@@ -80,16 +81,11 @@ def judged(ended: Ended, *, may_succeed: bool = True) -> str | None:
 def earlier(folder: Path) -> dict[str, bytes]:
     """Earlier results in the folder, under the names that are to be written and under others."""
     folder.mkdir(exist_ok=True)
-    for name in ("a.safetensors", "a.onnx", "other.safetensors", "underhood_torch.py"):
-        content = b"an earlier result" if name != "underhood_torch.py" else _module_head()
+    files = healthy.earlier_files()
+    head = torch_modules_source().splitlines()[0].encode() + b"\n"
+    for name, content in {**files, "other.safetensors": files["a.safetensors"], "underhood_torch.py": head}.items():
         (folder / name).write_bytes(content)
     return snapshot(folder)
-
-
-def _module_head() -> bytes:
-    from underhood.interop import torch_modules_source
-
-    return torch_modules_source().splitlines()[0].encode() + b"\n"
 
 
 def changed(before: dict[str, bytes], folder: Path, ended: Ended) -> str | None:
@@ -119,7 +115,7 @@ def limited(inputs: Path, way: Way, limit: int) -> str | None:
             return f"{name}, after files up to {limit} bytes: {again}"
         if without_clocks(folder) != without_clocks(free):
             return f"{name}, after files up to {limit} bytes: other bits than without"
-        return readable_but_earlier(folder) if resumable else None
+        return readable(folder) if resumable else None
 
 
 def _with_pipes(arguments: Sequence[Any], folder: Path, harm: Callable[[], Any]) -> Ended:
@@ -162,14 +158,14 @@ def full(inputs: Path, way: Way, size: int) -> str | None:
                     filler.write(bytes(4096))
             os.truncate(folder / "filler", max(0, (folder / "filler").stat().st_size - size))
             ended = started(arguments, folder).wait()
-            problem = judged(ended) or changed(before, folder, ended) or readable_but_earlier(folder)
+            problem = judged(ended) or changed(before, folder, ended) or readable(folder)
             (folder / "filler").unlink()
             again = started(arguments, folder).wait()
             problem = problem or (None if again.code in (0, 1) else f"with room again: {again}")
             _say(problem)
         return 0
 
-    return _said(name, f"{size} bytes left", Child(inside).wait())
+    return said(f"{name}, {size} bytes left", Child(inside).wait())
 
 
 def read_only(inputs: Path, way: Way) -> str | None:
@@ -183,27 +179,11 @@ def read_only(inputs: Path, way: Way) -> str | None:
             _say(judged(ended, may_succeed=False) or changed(before, folder, ended))
         return 0
 
-    return _said(name, "read-only", Child(inside).wait())
+    return said(f"{name}, read-only", Child(inside).wait())
 
 
 def _say(problem: str | None) -> None:
     print(json.dumps(problem))
-
-
-def _said(name: str, what: str, ended: Ended) -> str | None:
-    try:
-        problem = json.loads(ended.out)
-    except ValueError:
-        problem = str(ended)
-    return problem and f"{name}, {what}: {problem}"
-
-
-def readable_but_earlier(folder: Path) -> str | None:
-    """Whole files, leaving aside the earlier ones, which are words."""
-    for name in ("a.safetensors", "other.safetensors"):
-        if (folder / name).exists() and (folder / name).read_bytes() == b"an earlier result":
-            (folder / name).unlink()
-    return readable(folder)
 
 
 def vanishing(inputs: Path, way: Way, after: float) -> str | None:

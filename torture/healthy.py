@@ -38,6 +38,19 @@ def model_files() -> dict[str, bytes]:
     return {name: model_bytes(model, {"by": "torture"}) for name, model in networks().items()}
 
 
+def earlier_files() -> dict[str, bytes]:
+    """Earlier results, each of the kind that a command may write over: a model, an export to torch, a graph, a page."""
+    from underhood.storage.files import tensor_bytes
+
+    numbers = {"w": np.ones(3)}
+    return {
+        "a.safetensors": tensor_bytes(numbers, {"format": "underhood/1", "kind": "earlier"}),
+        "t.safetensors": tensor_bytes(numbers, {"format": "pt", "underhood": "{}"}),
+        "a.onnx": b"\x08\x0a\x12\x07earlier",
+        "a.html": b'<!doctype html>\n<meta name="generator" content="underhood">',
+    }
+
+
 def foreign_files() -> Iterator[tuple[str, list[str], bytes]]:
     """(name, flags of `underhood import`, content): weights as other programs write them."""
     import safetensors.numpy
@@ -103,7 +116,7 @@ def results_of(spec: dict[str, Any]) -> str:
     from underhood.sweep import read_spec
 
     rows = [
-        {"id": run.id, **run.model_dump(), "status": "done", "parameters": 9, "held_out_loss": 0.1, "seconds": 1.0}
+        {"id": run.id, **run.as_dict(), "status": "done", "parameters": 9, "held_out_loss": 0.1, "seconds": 1.0}
         for run in read_spec(spec).expanded()
     ]
     return "".join(json.dumps(row) + "\n" for row in rows)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-PARTS = ("files", "crashes", "disk", "numbers", "determinism", "streaming")
+PARTS = ("files", "outputs", "memory", "api", "crashes", "disk", "numbers", "determinism", "streaming")
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "torture.json"
 SHOWN = 12  # losses that are kept in words
 

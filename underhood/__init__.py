@@ -9,6 +9,8 @@ Names are imported on first use, so that `import underhood` costs nothing.
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,12 +21,17 @@ if TYPE_CHECKING:
     from underhood.data import LinearRegression, TeacherStudent
     from underhood.errors import NotConstructible, UnderhoodError
     from underhood.fit.config import FitConfig
-    from underhood.fit.runs import fit, fit_population
+    from underhood.fit.levenberg import LevenbergResult, fit_levenberg
+    from underhood.fit.population import Member
+    from underhood.fit.runs import Run, fit, fit_population
     from underhood.identify.disguise import disguise
     from underhood.identify.found import Found
     from underhood.interop.foreign import decompile, probe
+    from underhood.interop.pretrained import from_pretrained
+    from underhood.interop.torch import from_torch, to_torch
     from underhood.model import make_model
     from underhood.report.explore import explore
+    from underhood.report.portrait import draw
     from underhood.storage.files import load, save
     from underhood.sweep.store import query
     from underhood.sweep.sweep import run_sweep
@@ -57,13 +64,21 @@ _EXPORTS = {
     "FitConfig": "fit.config",
     "fit": "fit.runs",
     "fit_population": "fit.runs",
+    "Member": "fit.population",
+    "Run": "fit.runs",
+    "fit_levenberg": "fit.levenberg",
+    "LevenbergResult": "fit.levenberg",
     "save": "storage.files",
     "load": "storage.files",
     "decompile": "interop.foreign",
     "probe": "interop.foreign",
+    "from_torch": "interop.torch",
+    "from_pretrained": "interop.pretrained",
+    "to_torch": "interop.torch",
     "run_sweep": "sweep.sweep",
     "query": "sweep.store",
     "explore": "report.explore",
+    "draw": "report.portrait",
 }
 
 __all__ = [
@@ -76,10 +91,13 @@ __all__ = [
     "Found",
     "GatedRNN",
     "Gating",
+    "LevenbergResult",
     "Linear",
     "LinearAttention",
     "LinearRegression",
+    "Member",
     "NotConstructible",
+    "Run",
     "SparseMatrix",
     "Stack",
     "TeacherStudent",
@@ -87,9 +105,13 @@ __all__ = [
     "compile",
     "decompile",
     "disguise",
+    "draw",
     "explore",
     "fit",
+    "fit_levenberg",
     "fit_population",
+    "from_pretrained",
+    "from_torch",
     "gradient_descent_attention",
     "load",
     "make_model",
@@ -98,6 +120,7 @@ __all__ = [
     "random_attention",
     "run_sweep",
     "save",
+    "to_torch",
 ]
 
 
@@ -111,3 +134,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_EXPORTS])
+
+
+class _Package(types.ModuleType):
+    """`import underhood.fit.config` would put the folder `fit` in place of the function: an export stays what it is."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _EXPORTS and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

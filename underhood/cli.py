@@ -7,19 +7,22 @@ import io
 import os
 import signal
 import sys
-import threading
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Union
 
 import tyro
 
+from underhood import __version__
 from underhood.commands.compile import Compile
 from underhood.commands.decompile import Decompile
 from underhood.commands.disguise import Disguise
 from underhood.commands.explore import Explore
 from underhood.commands.export import Export
 from underhood.commands.import_ import Import
-from underhood.commands.output import BAD_INPUT, print_json
+from underhood.commands.interrupts import interrupts_are_heard
+from underhood.commands.output import ANSWER_IS_NO, BAD_INPUT, DONE, INTERNAL_ERROR, INTERRUPTED, print_json
 from underhood.commands.probe import Probe
 from underhood.commands.report import Report
 from underhood.commands.reproduce import Reproduce
@@ -44,49 +47,60 @@ COMMANDS: tuple[type, ...] = (
     Import,
 )
 
+DESCRIPTION = f"""Compile linear self-attention into gated RNNs, train them, decompile them.
+
+Exit codes: {DONE} done, {ANSWER_IS_NO} the answer is no, {BAD_INPUT} bad input or usage,
+{INTERNAL_ERROR} a bug in underhood (UNDERHOOD_TRACEBACK=1 shows where), {INTERRUPTED} stopped by Ctrl-C.
+underhood --version prints the version."""
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, run, and turn bad input into one line and exit code 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Parse, run, and turn what goes wrong into one line and an exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given == ["--version"]:
+        print(f"underhood {__version__}")
+        return 0
     command = None
     try:
-        command = _parse(arguments)
-        with _interrupts_are_heard():
+        with interrupts_are_heard():
+            command = _parse(given)
             return command.run()
-    except UnderhoodError as error:
-        if getattr(command, "json", False):
-            print_json(error.as_data())
-        return _refuse(str(error))
-    except KeyboardInterrupt:
-        return _refuse("stopped by Ctrl-C")
-    except BrokenPipeError:
-        # The reader of a pipe is gone (`underhood … | head`): not worth a traceback, nor a second one at exit.
+    except (Exception, KeyboardInterrupt) as error:
+        return _failed(error, json=getattr(command, "json", False))
+    finally:
+        if arguments is None:  # this process has nothing left to do but to end, and ends without a traceback
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _failed(error: BaseException, *, json: bool) -> int:
+    """One line on stderr and the exit code; with `--json`, the same as data."""
+    if isinstance(error, BrokenPipeError):
+        # The reader of a pipe is gone (`underhood … | head`): nobody to tell, and no second complaint at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BAD_INPUT
-    except OSError as error:
-        # A disk that fills up or a folder that goes away, met where no reader or writer of ours stands between.
-        where = f"{error.filename}: " if error.filename else ""
-        return _refuse(f"{where}{error.strerror or error}")
-    except MemoryError as error:
-        return _refuse(f"there is memory for these sizes; got {error or 'too little'}.")
+    if os.environ.get("UNDERHOOD_TRACEBACK"):
+        traceback.print_exception(error)
+    code, message = _explained(error)
+    if json:
+        print_json(error.as_data() if isinstance(error, UnderhoodError) else {"error": message})
+    sys.stderr.write(f"underhood: {one_line(message)}\n")
+    return code
 
 
-@contextlib.contextmanager
-def _interrupts_are_heard() -> Iterator[None]:
-    """Ctrl-C that strikes where Python can only print it, in a hook of the garbage collector, say, comes once more."""
-    usual = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if unraisable.exc_type is KeyboardInterrupt:
-            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
-        else:
-            usual(unraisable)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = usual
+def _explained(error: BaseException) -> tuple[int, str]:
+    if isinstance(error, UnderhoodError):
+        return BAD_INPUT, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, f"stopped by Ctrl-C; {error}" if str(error) else "stopped by Ctrl-C"
+    if isinstance(error, OSError):
+        # A disk that fills up or a folder that goes away, met where no reader or writer of ours could say more.
+        return BAD_INPUT, f"{error.filename}: " * bool(error.filename) + (error.strerror or str(error))
+    if isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED"):  # the second is XLA's status code
+        return BAD_INPUT, f"not enough memory for these sizes: {error or 'an allocation failed'}"
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(__file__).parent)]
+    what = f"{type(error).__name__}: {error} ({Path(ours[-1].filename).name}:{ours[-1].lineno})"
+    return INTERNAL_ERROR, f"internal error: {what}. Please report it; UNDERHOOD_TRACEBACK=1 shows the traceback."
 
 
 def name_of(command: type) -> str:
@@ -105,14 +119,14 @@ def _parse(arguments: list[str]) -> Any:
                 Union[subcommands],  # type: ignore[valid-type]  # noqa: UP007
                 args=arguments,
                 prog="underhood",
-                description="Compile linear self-attention into gated RNNs, train them, decompile them.",
+                description=DESCRIPTION,
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
             )
     except SystemExit as stop:
         if stop.code in (0, None):
             sys.stderr.write(complaint.getvalue())
             raise
-        raise SystemExit(_refuse(_unboxed(complaint.getvalue()))) from None
+        raise UnderhoodError(_unboxed(complaint.getvalue())) from None
 
 
 @contextlib.contextmanager
@@ -132,11 +146,6 @@ def _unboxed(text: str) -> str:
     """tyro frames its complaints for a wide terminal; a log wants the same words in one line."""
     rows = [row.strip("│╭╮╰╯─ ") for row in text.splitlines()]
     return one_line(" · ".join(row for row in rows if row)) or "bad usage; see underhood --help"
-
-
-def _refuse(message: str) -> int:
-    sys.stderr.write(f"underhood: {one_line(message)}\n")
-    return BAD_INPUT
 
 
 if __name__ == "__main__":

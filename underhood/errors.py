@@ -1,4 +1,9 @@
-"""Errors that say the rule, what came, and the remedy, in one line.
+"""Errors in one line: what is wrong, what came instead, and what to do about it.
+
+Two ways to say it:
+
+    UnderhoodError("expected a seed of 0 or more", -1, "Use 0.")   expected a seed of 0 or more; got -1. Use 0.
+    UnderhoodError("no such file: a.safetensors")                  no such file: a.safetensors
 
 The command line prints `str(error)` on stderr and exits with 2; nothing else of ours is raised on bad input.
 """
@@ -12,12 +17,15 @@ def one_line(text: object) -> str:
 
 
 class UnderhoodError(ValueError):
-    """Bad input: `rule`, what was `got` instead, and the `remedy`."""
+    """Bad input: the `rule` that it breaks, with what was `got`, or a plain statement; then the `remedy`."""
 
     def __init__(self, rule: str, got: object = "", remedy: str = "") -> None:
         self.rule, self.got, self.remedy = one_line(rule), one_line(got), one_line(remedy)
-        text = self.rule + (f"; got {self.got}" if self.got else "") + "."
-        super().__init__(text + (f" {self.remedy}" if self.remedy else ""))
+        text = f"{self.rule}; got {self.got}" if self.got else self.rule
+        # A statement alone may end in a path, which a full stop would spoil; a sentence that goes on needs one.
+        if (self.got or self.remedy) and not text.endswith((".", "!", "?")):
+            text += "."
+        super().__init__(f"{text} {self.remedy}" if self.remedy else text)
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
         return type(self), (self.rule, self.got, self.remedy)
@@ -39,6 +47,14 @@ class NotConstructible(UnderhoodError):
             f"Use --layers {needs}, or leave it out.",
         )
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _refusal, (self.target, self.layers, self.needs, self.reason, self.source)
+
     def as_data(self) -> dict[str, object]:
         refusal = {name: getattr(self, name) for name in ("target", "layers", "needs", "reason", "source")}
         return {**super().as_data(), "refused": refusal}
+
+
+def _refusal(target: str, layers: int, needs: int, reason: str, source: str) -> NotConstructible:
+    """A pickled refusal, as it comes back from another process."""
+    return NotConstructible(target, layers=layers, needs=needs, reason=reason, source=source)

@@ -77,7 +77,11 @@ class AbstractModel(Part):
 
     Subclasses write `_initial_state`, `_step` and, where there is a faster way than step by step, `_scan`;
     the public calls add what all models share: checked shapes, the weights' precision, and compilation.
+    torch, ONNX and the explorer run `_step`, so that it is best made of real arithmetic.
     """
+
+    title: ClassVar[str] = ""
+    """What a page calls it; its kind unless given."""
 
     @property
     @abstractmethod
@@ -101,6 +105,20 @@ class AbstractModel(Part):
 
         state, ys = jax.lax.scan(body, state, xs)
         return ys, state
+
+    def _shown(self, state: Any) -> Array:
+        """What a page shows of the state, one number a neuron."""
+        return jax.tree.leaves(state)[0].reshape(-1)
+
+    def _watched(self, state: Any, x: Any) -> dict[str, Any]:
+        """Further arrays for a page to show, from the input and the state that it led to."""
+        return {}
+
+    def _disguised(self, signal: Any, random: np.random.Generator) -> tuple[AbstractModel, Any]:
+        """Other weights with the same function on a changed input, a `Signal`, and how its output changed."""
+        raise UnderhoodError(
+            f"disguise cannot hide the weights of a {self.kind}", remedy="Its class has no method _disguised."
+        )
 
     @property
     def dtype(self) -> np.dtype:

@@ -3,10 +3,11 @@
 import jax
 import numpy as np
 import pytest
-import torch
 
 import underhood as uh
 from tests.tolerance import agree, error
+
+torch = pytest.importorskip("torch")
 
 
 def sequence(length, d):

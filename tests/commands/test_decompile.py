@@ -73,6 +73,21 @@ def test_table_says_the_verdict_first(files, capsys) -> None:
     assert capsys.readouterr().out.startswith("not-attention")
 
 
+def test_pruning_is_told_only_where_there_was_some(files, capsys) -> None:
+    assert main(["decompile", files["rnn"], "--reduced", files["small"]]) == 0
+    assert "after pruning and merging" in " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert main(["decompile", files["small"]]) == 0
+    printed = capsys.readouterr().out
+    assert "none to prune or merge" in printed and "after pruning" not in printed
+
+
+def test_weights_of_torch_are_sent_to_import(tmp_path, capsys) -> None:
+    for content in (b"PK\x03\x04 a zip archive", b"\x80\x02 a pickle"):
+        (tmp_path / "w.pt").write_bytes(content)
+        assert main(["decompile", str(tmp_path / "w.pt")]) == 2
+        assert f"underhood import {tmp_path / 'w.pt'} --kind" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["--against", "rnn"], ["--horizon", "0"], ["--tolerance", "7"]])
 def test_bad_input(files, capsys, arguments: list[str]) -> None:
     arguments = [files.get(one, one) for one in arguments]

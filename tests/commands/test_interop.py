@@ -93,8 +93,8 @@ def test_safetensors_come_in_without_torch(tmp_path):
     [
         (["export", "rnn", "--to", "tf", "--out", "new"], "Known: torch, onnx"),
         (["export", "rnn", "--to", "torch", "--dtype", "float32", "--out", "new"], "keeps the dtype"),
-        (["export", "none", "--to", "torch", "--out", "new"], "the file exists"),
-        (["export", "rnn", "--to", "torch", "--out", "no/new"], "folder to write to exists"),
+        (["export", "none", "--to", "torch", "--out", "new"], "no such file: none"),
+        (["export", "rnn", "--to", "torch", "--out", "no/new"], "no such folder: no"),
         (["import", "rnn", "--kind", "x", "--out", "new"], "Known: lstm, gru"),
         (["import", "rnn", "--kind", "lstm", "--out", "new"], "weight_ih_l0"),
     ],
@@ -107,6 +107,37 @@ def test_bad_input_leaves_nothing_behind(arguments, says, tmp_path, monkeypatch,
     assert says in err
     assert err.count("\n") == 1
     assert os.listdir() == ["rnn"]
+
+
+def test_a_checkpoint_names_the_entry_to_choose(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lstm = torch.nn.LSTM(2, 3)
+    torch.save({"epoch": 3, "model": lstm.state_dict(), "optimizer": {"lr": 0.1}}, "w.pt")
+    assert main(["import", "w.pt", "--kind", "lstm", "--out", "rnn"]) == 2
+    err = capsys.readouterr().err
+    assert "--part model" in err and err.count("\n") == 1
+    assert main(["import", "w.pt", "--kind", "lstm", "--part", "model", "--out", "rnn"]) == 0
+    xs = torch.randn(5, 2)
+    np.testing.assert_allclose(uh.load("rnn")(xs.numpy()), lstm(xs)[0].detach().numpy(), atol=1e-6)
+    torch.save({"net": {"encoder": {f"rnn.{name}": one for name, one in lstm.state_dict().items()}}, "step": 1}, "n.pt")
+    assert main(["import", "n.pt", "--kind", "lstm", "--part", "net.encoder.rnn", "--out", "deep"]) == 0
+    assert (tmp_path / "deep").read_bytes().endswith((tmp_path / "rnn").read_bytes()[-64:])
+    assert main(["import", "n.pt", "--kind", "lstm", "--part", "net", "--out", "no"]) == 2
+    assert "--part net.encoder" in capsys.readouterr().err
+
+
+def test_explore_begins_with_a_sequence_of_ones_own(tmp_path, capsys):
+    uh.save(uh.make_model("gated-rnn", 2, hidden=3), tmp_path / "rnn")
+    np.save(tmp_path / "xs.npy", np.array([[0.125, -7.5], [3.0625, 1.0]]))
+    page, flags = tmp_path / "page.html", ["--input", str(tmp_path / "xs.npy")]
+    assert main(["explore", str(tmp_path / "rnn"), *flags, "--out", str(page), "--json"]) == 0
+    text = page.read_text()
+    assert "[0.125, -7.5], [3.0625, 1.0]" in text
+    assert main(["explore", str(tmp_path / "rnn"), "--out", str(page)]) == 0
+    assert "[0.125, -7.5]" not in page.read_text()
+    np.save(tmp_path / "xs.npy", np.ones((4, 3)))
+    assert main(["explore", str(tmp_path / "rnn"), *flags, "--out", str(page)]) == 2
+    assert "expected a sequence of shape (t, 2)" in capsys.readouterr().err
 
 
 def test_a_blocked_torch_is_a_missing_torch(tmp_path, monkeypatch, capsys):

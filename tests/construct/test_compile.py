@@ -24,6 +24,7 @@ from underhood.construct.verify import measure
 from underhood.model import as_dtype
 
 LIMITS = {"gru": {1: 1e-4, 2: 1e-6}, "exact": {1: 1e-12}, "linearised": {1: 1e-7, 2: 1e-9, 3: 1e-10}}
+LIMITS |= {"griffin": {1: 1e-6}, "mingru": {1: 1e-5}}
 SOURCES = {
     "d1": {"d": 1},
     "d4": {"d": 4, "seed": 1},
@@ -33,7 +34,7 @@ SOURCES = {
 
 
 def limits(target):
-    return LIMITS["gru" if target == "gru" else "exact" if TARGETS[target].exact else "linearised"]
+    return LIMITS.get(target) or LIMITS["exact" if TARGETS[target].exact else "linearised"]
 
 
 def cases():

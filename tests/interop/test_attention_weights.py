@@ -106,7 +106,7 @@ def test_what_is_no_attention_is_refused(tensors, options, says):
 def test_zero_biases_do_not_matter():
     tensors = {"in_proj_weight": np.ones((12, 4)), "in_proj_bias": np.zeros(12), "out_proj.weight": np.eye(4)}
     assert from_state_dict(tensors, "attention", heads=2).heads == 2
-    with pytest.raises(uh.UnderhoodError, match="heads are for"):
+    with pytest.raises(uh.UnderhoodError, match="no heads to split"):
         from_state_dict({"w": np.ones(2)}, "lstm", heads=2)
 
 

@@ -9,7 +9,7 @@ import torch
 import underhood as uh
 from underhood.cli import main
 from underhood.interop.onnx import export
-from underhood.interop.torch import as_callable, to_module
+from underhood.interop.torch import as_callable, to_torch
 
 
 class Squashed(torch.nn.Module):
@@ -25,7 +25,7 @@ class Squashed(torch.nn.Module):
 
 def test_a_gated_rnn_in_torch_is_read_from_its_weights():
     attention = uh.random_attention(3, seed=1)
-    module = to_module(uh.disguise(uh.compile(attention, to="gated-rnn").model, seed=4))
+    module = to_torch(uh.disguise(uh.compile(attention, to="gated-rnn").model, seed=4))
     found = uh.decompile(module, against=attention)
     assert found.verdict == "linear-attention"
     assert found.certificate is not None
@@ -35,14 +35,14 @@ def test_a_gated_rnn_in_torch_is_read_from_its_weights():
 def test_a_compiled_lstm_in_torch_is_found_out():
     attention = uh.random_attention(2, seed=1)
     compiled = uh.compile(attention, to="lstm", horizon=100)
-    found = uh.decompile(to_module(compiled.model), against=attention)
+    found = uh.decompile(to_torch(compiled.model), against=attention)
     assert found.verdict == "linear-attention", found.reason
     assert found.scores.polynomial_distance < 1e-4
 
 
 def test_a_module_that_does_more_than_its_names_say_is_not_taken_for_ours():
     compiled = uh.compile(uh.random_attention(2, seed=1), to="lstm", horizon=100)
-    module = Squashed(to_module(compiled.model))
+    module = Squashed(to_torch(compiled.model))
     assert uh.decompile(module).verdict == "not-attention"
 
 

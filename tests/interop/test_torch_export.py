@@ -13,7 +13,7 @@ import underhood as uh
 from tests.interop.networks import NAMES, network, same_bits, sequence
 from tests.tolerance import agree, error
 from underhood.cells.lstm import FORGET, INPUT
-from underhood.interop.torch import MODULE, as_callable, export, to_module
+from underhood.interop.torch import MODULE, as_callable, export, to_torch
 from underhood.interop.torch_import import from_state_dict, import_model
 from underhood.interop.torch_names import to_state_dict
 
@@ -135,13 +135,13 @@ def test_compiled_networks_run_in_torch(target, tmp_path):
 
 def test_a_gru_goes_into_torchs_own_only_where_that_is_the_same(tmp_path):
     u, v, b = np.ones((3, 2, 2)), np.ones((3, 2, 2)), np.zeros((3, 2))
-    assert export(uh.GRU(u, v, b), tmp_path / "a")["loads_into"].endswith("PaperGRU")
+    assert export(uh.GRU(u, v, b), tmp_path / "a")["loads_into"].endswith("Program")
     u[0], v[0], b[0] = 0, 0, 50
     report = export(uh.GRU(u, v, b), tmp_path / "b")
     assert (report["loads_into"], report["verified"]) == ("torch.nn.GRU", True)
     assert same_bits(import_model(tmp_path / "b", "gru"), uh.GRU(u, v, b))
     b[2] = -42  # a gate that torch's 1 − z would lose
-    assert export(uh.GRU(u, v, b), tmp_path / "c")["loads_into"].endswith("PaperGRU")
+    assert export(uh.GRU(u, v, b), tmp_path / "c")["loads_into"].endswith("Program")
 
 
 def test_a_swapped_gate_is_noticed(monkeypatch, tmp_path):
@@ -175,17 +175,35 @@ def test_the_module_overwrites_itself_but_nothing_else(tmp_path):
     assert (tmp_path / MODULE).read_text() == "import this\n"
 
 
-def test_mixed_stacks_are_refused(tmp_path):
+def test_mixed_stacks_run_in_torch(tmp_path):
     lstm, gru = network("lstm"), network("gru")
     mixed = uh.Stack(lstm.embedding, (lstm.cells[0], gru.cells[0]), lstm.readout)
-    with pytest.raises(uh.UnderhoodError, match="cells of one kind"):
-        export(mixed, tmp_path / "w")
+    assert export(mixed, tmp_path / "w")["verified"]
+    xs = sequence(50)
+    assert agree(as_callable(loaded_from(tmp_path, "w"))(xs), mixed(xs))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_and_back_keeps_every_bit(name):
+    model = network(name)
+    assert same_bits(uh.from_torch(uh.to_torch(model)), model)
+
+
+def test_a_module_that_computes_something_else_is_no_model_of_ours():
+    class Other(torch.nn.LSTM):
+        def forward(self, xs):
+            return 2 * super().forward(xs)[0]
+
+    with pytest.raises(uh.UnderhoodError, match="no model of underhood computes what this Other does"):
+        uh.from_torch(Other(4, 5))
+    with pytest.raises(uh.UnderhoodError, match="expected a torch"):
+        uh.from_torch(Other)
 
 
 def test_modules_take_batches_and_gradients():
     for name in ("gated-rnn", "lru-in-skip", "gru", "lstm", "attention"):
         model = network(name, np.float32)
-        module = to_module(model)
+        module = to_torch(model)
         xs = torch.as_tensor(np.stack([sequence(20), sequence(20, seed=2)]), dtype=torch.float32)
         ys = module(xs)
         assert agree(ys[1].detach().numpy(), model(xs[1].numpy()), np.float32)

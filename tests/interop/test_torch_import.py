@@ -133,7 +133,7 @@ def test_a_gated_rnn_by_the_documented_names(tmp_path):
 def refusals():
     state = {name: value.numpy() for name, value in net().state_dict().items()}
     yield "gate count", state, "gru", "This looks like --kind lstm"
-    yield "kind", state, "transformer", "Known: lstm, gru"
+    yield "kind", state, "transformer", "Known: gated-rnn, gated-rnn-dense, lstm"
     yield "no weights", {"w": np.ones(3)}, "lstm", "weight_ih_l0 once"
     bare = {name.removeprefix("rnn."): value for name, value in state.items() if name.startswith("rnn.")}
     yield "two", {**state, **bare}, "lstm", "weight_ih_l0 once"
@@ -150,7 +150,7 @@ def refusals():
     yield "integers", {**state, "readout.weight": np.ones((3, 5), np.int32)}, "lstm", "float16 and bfloat16 to float64"
     yield "nan", {**state, "readout.weight": np.full((3, 5), np.nan)}, "lstm", "15 NaN"
     yield "wrong name", {**gated(), "nus": gated()["nu"]}, "gated-rnn", "no tensor of that name; got nus"
-    yield "missing", {k: v for k, v in gated().items() if k != "nu"}, "gated-rnn", "has the tensor nu"
+    yield "missing", {k: v for k, v in gated().items() if k != "nu"}, "gated-rnn", "needs the tensor nu"
     yield "shape", {**gated(), "readout": np.ones((4, 2))}, "gated-rnn", "readout has shape"
 
 
@@ -218,7 +218,7 @@ def test_what_is_no_file_of_tensors_is_refused(tmp_path):
         with pytest.raises(uh.UnderhoodError):
             import_model(tmp_path / "w", "lstm")
     torch.save([1, 2], tmp_path / "w")
-    with pytest.raises(uh.UnderhoodError, match="holds a state dict"):
+    with pytest.raises(uh.UnderhoodError, match="expected a state dict in"):
         import_model(tmp_path / "w", "lstm")
     torch.save({"epoch": 3}, tmp_path / "w")
     with pytest.raises(uh.UnderhoodError, match="other things: epoch"):

@@ -1,13 +1,16 @@
 """Table 3, Table 4, Figure 1: the files, their keys, and rows that can fail."""
 
+import dataclasses
 import json
+import re
+import subprocess
 
 import numpy as np
 import pytest
 
 import underhood as uh
 from underhood.cli import main
-from underhood.report import constructions
+from underhood.report import artifact, constructions
 from underhood.report.artifact import ARTIFACTS, make_artifact
 from underhood.report.drawing import text_of
 
@@ -45,7 +48,8 @@ def test_a_row_that_is_not_met_ends_with_1(tmp_path, monkeypatch, capsys):
     from underhood.report.artifact import Artifact, Row
 
     failing = Artifact("figure1", [Row("x", 1, 2, False)], {})
-    monkeypatch.setitem(ARTIFACTS._things, "figure1", lambda budget, runs: failing)
+    recipe = dataclasses.replace(ARTIFACTS["figure1"], make=lambda budget, runs: failing)
+    monkeypatch.setitem(ARTIFACTS._things, "figure1", recipe)
     assert main(["reproduce", "figure1", "--out", str(tmp_path)]) == 1
     assert "✗" in capsys.readouterr().out
     assert make_artifact("figure1", "quick", tmp_path)[1]["rows"][0]["here"] == 2
@@ -54,3 +58,18 @@ def test_a_row_that_is_not_met_ends_with_1(tmp_path, monkeypatch, capsys):
 def test_numbers_as_people_write_them():
     assert [text_of(v) for v in (None, 2, 0.5, 9.96e-10, 3.1e-9)] == ["–", "2", "0.5", "1.0·10⁻⁹", "3.1·10⁻⁹"]
     assert [text_of(v) for v in (264.3, 8512.3, 98_765.0, 1.2e6)] == ["264", "8,510", "98,800", "1.2·10⁶"]
+
+
+def test_only_changed_source_makes_a_commit_dirty(tmp_path, monkeypatch):
+    package = tmp_path / "underhood"
+    (package / "report").mkdir(parents=True)
+    monkeypatch.setattr(artifact, "__file__", str(package / "report" / "artifact.py"))
+    assert artifact._commit() is None  # outside a checkout
+    (package / "source.py").write_text("1\n")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "a"]):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
+    (tmp_path / "results.json").write_text("{}")
+    assert re.fullmatch(r"[0-9a-f]{40}", artifact._commit())
+    (package / "source.py").write_text("2\n")
+    assert artifact._commit().endswith("-dirty")

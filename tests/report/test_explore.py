@@ -131,7 +131,7 @@ def test_a_network_that_is_not_attention_says_so(tmp_path, capsys):
 def test_what_cannot_be_shown_is_refused(tmp_path, capsys):
     uh.save(uh.random_attention(2), tmp_path / "attn")
     assert main(["explore", str(tmp_path / "attn"), "--out", str(tmp_path / "e.html")]) == 2
-    assert "explore takes a recurrent network; got linear-attention" in capsys.readouterr().err
+    assert "expected a recurrent network; got linear-attention" in capsys.readouterr().err
     large = uh.compile(uh.random_attention(20), to="gated-rnn", horizon=10).model
     with pytest.raises(uh.UnderhoodError, match="weights"):
         uh.explore(large, tmp_path / "e.html")

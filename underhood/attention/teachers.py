@@ -6,6 +6,7 @@ import numpy as np
 
 from underhood.attention.linear import LinearAttention
 from underhood.errors import UnderhoodError
+from underhood.memory import require_memory
 
 
 def random_attention(
@@ -24,12 +25,14 @@ def random_attention(
     d_key, d_value = d if d_key is None else d_key, d if d_value is None else d_value
     for name, size in {"d": d, "heads": heads, "d_key": d_key, "d_value": d_value}.items():
         if size < 1:
-            raise UnderhoodError(f"{name} is a whole number from 1 on", size)
+            raise UnderhoodError(f"expected {name} of 1 or more", size)
     largest = min(d, d_key, d_value)
     if rank is not None and not 0 <= rank <= largest:
-        raise UnderhoodError(f"rank is between 0 and {largest}, the smallest side of the matrices", rank)
+        raise UnderhoodError(f"expected a rank between 0 and {largest}, the smallest side of the matrices", rank)
     if seed < 0:
-        raise UnderhoodError("seed is a whole number from 0 on", seed)
+        raise UnderhoodError("expected a seed of 0 or more", seed)
+    numbers = heads * d * (d_value + 2 * d_key)
+    require_memory(3 * 8 * numbers, f"an attention of {numbers:,} weights")  # drawn, kept, and written to a file
     random = np.random.default_rng(seed)
 
     def matrix(rows: int) -> np.ndarray:

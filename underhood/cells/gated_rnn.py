@@ -51,6 +51,11 @@ class Gating(Part):
     def __call__(self, x: Float[Array, "*t inputs"]) -> Float[Array, "*t neurons"]:
         return apply(self.w_m, x) * apply(self.w_x, x)
 
+    def branches(self, x: Float[Array, "*t inputs"]) -> tuple[Array, Array, Array]:
+        """Both factors and their product."""
+        m, x = apply(self.w_m, x), apply(self.w_x, x)
+        return m, x, m * x
+
     @classmethod
     def random(cls, inputs: int, neurons: int, *, key: Array, dtype: Any) -> Gating:
         key_m, key_x = jax.random.split(key)
@@ -93,6 +98,12 @@ class _AbstractGatedRNN(AbstractModel):
     def _initial_state(self: Any) -> Float[Array, " n"]:
         return jnp.zeros(self.hidden, self.dtype)
 
+    def _watched(self: Any, state: Float[Array, " n"], x: Float[Array, " d"]) -> dict[str, Float[Array, "3 _"]]:
+        return {
+            "input": jnp.stack(self.input_gating.branches(append_one(x))),
+            "output": jnp.stack(self.output_gating.branches(state)),
+        }
+
     def _output(self: Any, h: Float[Array, "*t n"]) -> Float[Array, "*t d_o"]:
         return apply(self.readout, self.output_gating(h))
 
@@ -101,6 +112,7 @@ class GatedRNN(_AbstractGatedRNN):
     """Eq. 2 with diagonal recurrence, λ = exp(−exp(ν)) in [0, 1]."""
 
     kind: ClassVar[str] = "gated-rnn"
+    title: ClassVar[str] = "Gated RNN of Eq. 2"
     aliases: ClassVar = {"lambda_": ("nu", nu_of)}
 
     input_gating: Gating = part("gating")
@@ -161,6 +173,7 @@ class DenseGatedRNN(_AbstractGatedRNN):
     """Eq. 2 with dense linear recurrence: h_t = A h_{t-1} + g_in(x̃_t) (Section 3.3)."""
 
     kind: ClassVar[str] = "gated-rnn-dense"
+    title: ClassVar[str] = "Gated RNN with dense recurrence"
 
     input_gating: Gating = part("gating")
     recurrence: Float[Array, "n n"] = tensor(recurrent=True)

@@ -13,10 +13,12 @@ from typing import Any, ClassVar, Literal, get_args
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import require_shape
-from underhood.cells.lstm import check_gates, random_gates, scan_driven
+from underhood.cells.gauge import Signal
+from underhood.cells.lstm import check_gates, disguised_gates, random_gates, scan_driven
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, tensor
@@ -31,6 +33,7 @@ class GRU(AbstractModel):
     """r, z = σ(U x + V h + b), h̃ = tanh(U x + V (r ⊙ h) + b), each with its row of `u`, `v` and `b`."""
 
     kind: ClassVar[str] = "gru-cell"
+    title: ClassVar[str] = "GRU"
 
     u: Float[Array, "3 n d"] = tensor()
     v: Float[Array, "3 n n"] = tensor()
@@ -67,6 +70,11 @@ class GRU(AbstractModel):
 
     def _initial_state(self) -> Float[Array, " n"]:
         return jnp.zeros(self.hidden, self.dtype)
+
+    def _disguised(self, signal: Signal, random: np.random.Generator) -> tuple[GRU, Signal]:
+        *weights, neurons = disguised_gates(self, CANDIDATE, signal, random)
+        b_hn = None if self.b_hn is None else neurons.of(self.b_hn)
+        return GRU(*weights, b_hn, self.reset), neurons
 
     def _driven_step(
         self, h: Float[Array, " n"], driven: Float[Array, "3 n"]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import as_weight, require_shape
 from underhood.errors import UnderhoodError
 from underhood.model import Part, part, tensor
 
@@ -117,6 +117,18 @@ class SparseMatrix(Part):
             matrix[row : row + block.rows, block.start : block.stop] = block.dense()
             row += block.rows
         return matrix
+
+
+def densified(model: Any) -> Any:
+    """The same model without sparse matrices."""
+
+    def is_sparse(leaf: Any) -> bool:
+        return isinstance(leaf, SparseMatrix)
+
+    def plain(leaf: Any) -> Any:
+        return as_weight(leaf.dense().astype(model.dtype)) if is_sparse(leaf) else leaf
+
+    return jax.tree.map(plain, model, is_leaf=is_sparse)
 
 
 class Linear(Part):

@@ -14,17 +14,20 @@ from typing import Any, ClassVar, Literal, get_args
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Complex, Float
 
 from underhood.arrays import precision_of, require_shape
 from underhood.cells.gated_rnn import Gating
-from underhood.cells.linear import apply, lecun_normal
+from underhood.cells.gauge import SIGNS, Signal
+from underhood.cells.linear import apply, dense, lecun_normal
 from underhood.cells.scan import diagonal_scan
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, part, tensor
 
 Form = Literal["out", "in-out", "in-skip"]
+LRUState = tuple[Float[Array, " n"], Float[Array, " n"]]  # the real and the imaginary part of h
 
 
 def glu(gating: Gating, m: Float[Array, "*t a"], x: Float[Array, "*t b"]) -> Float[Array, "*t d_o"]:
@@ -39,6 +42,7 @@ class LRU(AbstractModel):
     """
 
     kind: ClassVar[str] = "lru-cell"
+    title: ClassVar[str] = "LRU"
 
     nu_log: Float[Array, " n"] = tensor(recurrent=True)
     theta_log: Float[Array, " n"] = tensor(recurrent=True)
@@ -119,33 +123,62 @@ class LRU(AbstractModel):
             form=form,
         )
 
-    def _initial_state(self) -> Complex[Array, " n"]:
-        return jnp.zeros(self.hidden, jnp.result_type(self.dtype, jnp.complex64))
+    def _initial_state(self) -> LRUState:
+        return jnp.zeros(self.hidden, self.dtype), jnp.zeros(self.hidden, self.dtype)
 
-    def _inputs(self, x: Float[Array, "*t d"]) -> tuple[Float[Array, "*t d_u"], Complex[Array, "*t n"]]:
+    def _inputs(
+        self, x: Float[Array, "*t d"]
+    ) -> tuple[Float[Array, "*t d_u"], Float[Array, "*t n"], Float[Array, "*t n"]]:
+        """u, and γ ⊙ (B u) in its real and imaginary part."""
         u = x if self.input_gating is None else glu(self.input_gating, x, x)
         gamma = jax.lax.expand_dims(jnp.exp(self.gamma_log), range(x.ndim - 1))
-        return u, gamma * jax.lax.complex(u @ self.b_real.T, u @ self.b_imag.T)
+        return u, gamma * (u @ self.b_real.T), gamma * (u @ self.b_imag.T)
 
     def _output(
-        self, h: Complex[Array, "*t n"], u: Float[Array, "*t d_u"], x: Float[Array, "*t d"]
+        self, real: Float[Array, "*t n"], imag: Float[Array, "*t n"], u: Float[Array, "*t d_u"], x: Float[Array, "*t d"]
     ) -> Float[Array, "*t d_o"]:
-        read = h.real @ self.c_real.T - h.imag @ self.c_imag.T + u @ self.skip.T
+        read = real @ self.c_real.T - imag @ self.c_imag.T + u @ self.skip.T
         return glu(self.output_gating, x if self.form == "in-skip" else read, read)
 
-    def _step(
-        self, state: Complex[Array, " n"], x: Float[Array, " d"]
-    ) -> tuple[Complex[Array, " n"], Float[Array, " d_o"]]:
-        u, inputs = self._inputs(x)
-        state = self.lambda_ * state + inputs
-        return state, self._output(state, u, x)
+    def _disguised(self, signal: Signal, random: np.random.Generator) -> tuple[LRU, Signal]:
+        """Neurons permuted and scaled; outputs permuted, some with their sign flipped in the linear branch."""
+        neurons = Signal.random(random, self.hidden)
+        outputs = Signal.random(random, self.d_out, SIGNS)
+        gating, skips = self.input_gating, self.form == "in-skip"
+        b_real, b_imag, skip = self.b_real, self.b_imag, self.skip
+        if gating is None:
+            b_real, b_imag, skip = signal.read(b_real), signal.read(b_imag), signal.read(skip)
+        else:
+            gating = Gating(signal.read(gating.w_m), signal.read(gating.w_x))
+        w_m = np.asarray(dense(self.output_gating.w_m))
+        changed = LRU(
+            **{name: np.asarray(getattr(self, name))[neurons.order] for name in ("nu_log", "theta_log", "gamma_log")},
+            b_real=neurons.of(b_real),
+            b_imag=neurons.of(b_imag),
+            c_real=neurons.read(self.c_real),
+            c_imag=neurons.read(self.c_imag),
+            skip=np.asarray(skip),
+            output_gating=Gating(
+                (signal.read(w_m) if skips else w_m)[outputs.order], outputs.of(self.output_gating.w_x)
+            ),
+            input_gating=gating,
+            form=self.form,
+        )
+        return changed, outputs
 
-    def _scan(
-        self, xs: Float[Array, "t d"], state: Complex[Array, " n"]
-    ) -> tuple[Float[Array, "t d_o"], Complex[Array, " n"]]:
-        u, inputs = self._inputs(xs)
-        states = diagonal_scan(self.lambda_, inputs, state)
-        return self._output(states, u, xs), states[-1]
+    def _step(self, state: LRUState, x: Float[Array, " d"]) -> tuple[LRUState, Float[Array, " d_o"]]:
+        # In real arithmetic, so that every framework can run it.
+        size, angle, (real, imag) = jnp.exp(-jnp.exp(self.nu_log)), jnp.exp(self.theta_log), state
+        along, across = size * jnp.cos(angle), size * jnp.sin(angle)
+        u, into_real, into_imag = self._inputs(x)
+        state = along * real - across * imag + into_real, along * imag + across * real + into_imag
+        return state, self._output(*state, u, x)
+
+    def _scan(self, xs: Float[Array, "t d"], state: LRUState) -> tuple[Float[Array, "t d_o"], LRUState]:
+        u, into_real, into_imag = self._inputs(xs)
+        states = diagonal_scan(self.lambda_, jax.lax.complex(into_real, into_imag), jax.lax.complex(*state))
+        real, imag = states.real, states.imag
+        return self._output(real, imag, u, xs), (real[-1], imag[-1])
 
 
 def _random_glu(inputs: tuple[int, int], neurons: int, key: Array, dtype: Any) -> Gating:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import require_shape
+from underhood.cells.gauge import SIGNS, Signal
 from underhood.cells.linear import lecun_normal
 from underhood.cells.stack import register_stack
 from underhood.model import AbstractModel, tensor
@@ -24,6 +25,7 @@ class LSTM(AbstractModel):
     """f, g, o = σ(U x + V h + b), c̃ = tanh(U x + V h + b), each with its row of `u`, `v` and `b`."""
 
     kind: ClassVar[str] = "lstm-cell"
+    title: ClassVar[str] = "LSTM"
 
     u: Float[Array, "4 n d"] = tensor()
     v: Float[Array, "4 n n"] | None = tensor(optional=True)  # none: the gates do not read h (Table 4)
@@ -51,6 +53,13 @@ class LSTM(AbstractModel):
     def _initial_state(self) -> LSTMState:
         return jnp.zeros(self.hidden, self.dtype), jnp.zeros(self.hidden, self.dtype)
 
+    def _shown(self, state: LSTMState) -> Float[Array, " n"]:
+        return state[1]
+
+    def _disguised(self, signal: Signal, random: np.random.Generator) -> tuple[LSTM, Signal]:
+        *weights, neurons = disguised_gates(self, CANDIDATE, signal, random)
+        return LSTM(*weights), neurons
+
     def _driven_step(self, state: LSTMState, driven: Float[Array, "4 n"]) -> tuple[LSTMState, Float[Array, " n"]]:
         h, c = state
         gates = driven if self.v is None else driven + self.v @ h
@@ -64,6 +73,18 @@ class LSTM(AbstractModel):
 
     def _scan(self, xs: Float[Array, "t d"], state: LSTMState) -> tuple[Float[Array, "t n"], LSTMState]:
         return scan_driven(self, xs, state)
+
+
+def disguised_gates(
+    cell: Any, candidate: int, signal: Signal, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, Signal]:
+    """u, v and b with neurons permuted; some with the sign of their candidate, and so of h, flipped: tanh is odd."""
+    neurons = Signal.random(random, cell.hidden, SIGNS)
+    u, b = signal.read(np.asarray(cell.u)[:, neurons.order]), np.asarray(cell.b)[:, neurons.order].copy()
+    v = None if cell.v is None else neurons.read(np.asarray(cell.v)[:, neurons.order])
+    for array in (u, b) if v is None else (u, v, b):
+        array[candidate] *= np.reshape(neurons.scale, (-1, *[1] * (array.ndim - 2))).astype(array.dtype)
+    return u, v, b, neurons
 
 
 def check_gates(cell: Any, gates: int) -> None:

@@ -53,6 +53,11 @@ class Stack(AbstractModel):
         """Hidden neurons of all layers together."""
         return sum(getattr(cell, "hidden", 0) for cell in self.cells)
 
+    @property
+    def title(self) -> str:
+        names = dict.fromkeys(cell.title or cell.kind.removesuffix("-cell") for cell in self.cells)
+        return f"{' and '.join(names)}, {self.layers} layer{'s' * (self.layers > 1)}"
+
     def _initial_state(self) -> tuple[Any, ...]:
         return tuple(cell._initial_state() for cell in self.cells)
 

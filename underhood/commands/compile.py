@@ -16,32 +16,36 @@ class Compile:
     """Compile linear self-attention, or a gated RNN, into a recurrent network, and measure how close it is."""
 
     source: Annotated[Path, tyro.conf.Positional]
-    """File with a linear attention, or a gated RNN of Eq. 2."""
+    """Linear attention, or gated RNN of Eq. 2 (safetensors)."""
     to: str
-    """gated-rnn, gated-rnn-compact, gated-rnn-minimal, lru, lru-in-out, lru-in-skip, lstm or gru."""
+    """Target, such as gated-rnn, gated-rnn-minimal, lru, lstm or gru; `--to list` names them all."""
     out: Path
-    """File to write (safetensors); it appears when it is complete."""
+    """File to write (safetensors)."""
     layers: int | None = None
-    """Layers; what the target needs unless given."""
+    """Layers; as many as the target needs, unless given."""
     input_bound: float = 4.0
-    """Inputs are within ± this; scales are chosen for it."""
+    """Largest |input| that the scales are chosen for."""
     horizon: int = 1000
-    """Longest sequence that the bound holds for."""
+    """Longest sequence that the error bound holds for."""
     order: int = 1
-    """Scales at which neurons are copied to linearise σ; 1 is the paper's."""
+    """Order of the approximation that linearises σ with copies of a neuron; the paper's is 1."""
     dtype: str = "float64"
     """float64 or float32."""
     tolerance: float | None = None
-    """Largest error over largest output that counts as verified; the target's own unless given."""
+    """Largest error, over the largest output, that counts as verified; the target's own unless given."""
     sparse: bool = False
-    """Keep the gating matrices of gated-rnn sparse (done anyway where they are large)."""
+    """Sparse gating matrices in a gated-rnn (large ones are sparse anyway)."""
+    force: bool = False
+    """Write over an input, or over a file of another kind."""
     json: bool = False
     """Print one JSON object."""
 
     def run(self) -> int:
         from underhood.construct.compile import compile as compile_
         from underhood.storage.files import load, save
+        from underhood.storage.outputs import MODEL, require_outputs
 
+        require_outputs((self.out, MODEL), inputs=(self.source,), force=self.force)
         settings = {
             name: getattr(self, name) for name in ("layers", "input_bound", "horizon", "order", "dtype", "tolerance")
         }

@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from underhood.commands.found import answer
+from underhood.commands.output import require_seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,23 +17,25 @@ class Decompile:
     """Read a network's weights back to the linear attention they implement, with a certificate."""
 
     network: Annotated[Path, tyro.conf.Positional]
-    """Network to read: safetensors, or an ONNX graph, which is a black box."""
+    """Network to read: safetensors, or an ONNX graph, read as a black box."""
     against: Path | None = None
-    """Attention to compare with: its key-values, queries and polynomial (safetensors)."""
+    """Attention to compare with (safetensors)."""
     out: Path | None = None
-    """File for the recovered attention."""
+    """File for the recovered attention; the nearest one if the answer is no."""
     reduced: Path | None = None
-    """File for the smallest network found with the same function."""
+    """File for the smallest network with the same function."""
     tolerance: float | None = None
-    """Share of the output that may be something else; 1e-8 for exact weights, 1e-3 for noisy ones."""
+    """Share of the output that may be something else: 1e-8 for exact weights, 1e-3 for noisy ones, unless given."""
     input_bound: float = 4.0
-    """The certificate holds for inputs within ± this."""
+    """Largest |input| that the certificate covers."""
     horizon: int = 100
-    """And for sequences up to this length."""
+    """Longest sequence that the certificate covers."""
     fine_tune: bool = False
-    """Fit the readout of the smallest network again, where merging cost something."""
+    """Refit of the smallest network's readout, where merging changed the function."""
     seed: int = 0
     """Seed of the random sequences and starts."""
+    force: bool = False
+    """Write over an input, or over a file of another kind."""
     json: bool = False
     """Print one JSON object."""
 
@@ -40,7 +43,11 @@ class Decompile:
         from underhood.attention.linear import require_attention
         from underhood.interop.foreign import decompile, is_onnx
         from underhood.storage.files import load
+        from underhood.storage.outputs import MODEL, require_outputs
 
+        require_seed(self.seed)
+        outputs = (self.out, MODEL), (self.reduced, MODEL)
+        require_outputs(*outputs, inputs=(self.network, self.against), force=self.force)
         against = None if self.against is None else require_attention(load(self.against))
         found = decompile(
             self.network if is_onnx(self.network) else load(self.network),

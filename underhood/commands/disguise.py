@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from underhood.commands.output import DONE, print_json, print_table
+from underhood.commands.output import DONE, print_json, print_table, require_seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,23 +21,25 @@ class Disguise:
     """File to write (safetensors)."""
     seed: int = 0
     """Seed of the random changes."""
+    force: bool = False
+    """Write over an input, or over a file of another kind."""
     json: bool = False
     """Print one JSON object."""
 
     def run(self) -> int:
         import numpy as np
 
-        from underhood.errors import UnderhoodError
         from underhood.identify.disguise import disguise
         from underhood.storage.files import load, save, sizes_of
+        from underhood.storage.outputs import MODEL, require_outputs
 
-        if self.seed < 0:
-            raise UnderhoodError("seed is a whole number from 0 on", self.seed)
+        require_seed(self.seed)
+        require_outputs((self.out, MODEL), inputs=(self.network,), force=self.force)
         network = load(self.network)
         hidden = disguise(network, seed=self.seed)
         xs = np.random.default_rng(self.seed).standard_normal((32, network.d))
         ys = np.asarray(network(xs), np.float64)
-        with np.errstate(all="ignore"):  # outputs that overflow have no change to speak of
+        with np.errstate(all="ignore"):  # outputs that overflow have no relative change
             change = float(np.abs(ys - hidden(xs)).max() / (np.abs(ys).max() or 1.0))
         save(hidden, self.out, provenance={"command": "disguise", "seed": self.seed})
         payload = {

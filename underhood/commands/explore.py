@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from underhood.commands.output import DONE, note, print_json
+from underhood.commands.output import DONE, note, print_json, require_seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,20 +18,30 @@ class Explore:
     network: Annotated[Path, tyro.conf.Positional]
     """Network to run (safetensors)."""
     against: Path | None = None
-    """Attention to show beside it (safetensors); the one that decompile finds, unless given."""
+    """Attention to show beside the network (safetensors); the one that decompile finds, unless given."""
     out: Path = Path("explorer.html")
-    """File to write."""
+    """Page to write (HTML)."""
+    input: Path | None = None
+    """Sequence to begin with: .npy of shape (t, d), or .csv with a line for each time step; random unless given."""
     seed: int = 0
-    """Seed of the sequence to begin with."""
+    """Seed of the random sequence."""
+    force: bool = False
+    """Write over an input, or over a file of another kind."""
     json: bool = False
     """Print one JSON object."""
 
     def run(self) -> int:
         from underhood.report.explore import explore
         from underhood.storage.files import load
+        from underhood.storage.outputs import PAGE, require_outputs
+        from underhood.storage.sequences import read_sequence
 
+        require_seed(self.seed)
+        require_outputs((self.out, PAGE), inputs=(self.network, self.against, self.input), force=self.force)
+        network = load(self.network)
         against = None if self.against is None else load(self.against)
-        path = explore(load(self.network), self.out, against=against, name=self.network.name, seed=self.seed)
+        xs = None if self.input is None else read_sequence(self.input, network.d)
+        path = explore(network, self.out, against=against, name=self.network.name, xs=xs, seed=self.seed)
         payload = {"out": str(path), "bytes": path.stat().st_size}
-        print_json(payload) if self.json else note(f"{path}: open it in a browser; nothing in it needs a network")
+        print_json(payload) if self.json else note(f"{path}: open it in a browser; it works offline")
         return DONE

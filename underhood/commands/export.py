@@ -20,11 +20,13 @@ class Export:
     model: Annotated[Path, tyro.conf.Positional]
     """Model to export (safetensors)."""
     to: str
-    """torch (a state dict in safetensors, for strict=True) or onnx (a graph, and beside it one for a single step)."""
+    """torch (a state dict in safetensors) or onnx (a graph, and beside it one for a single step)."""
     out: Path
-    """File to write; it appears when it is complete."""
+    """File to write."""
     dtype: str | None = None
-    """Of x and y in ONNX graphs, float32 unless given; torch state dicts keep the dtype of the weights."""
+    """Dtype of x and y in ONNX graphs, float32 unless given; a torch state dict keeps that of the weights."""
+    force: bool = False
+    """Write over an input, or over a file of another kind."""
     json: bool = False
     """Print one JSON object."""
 
@@ -32,20 +34,23 @@ class Export:
         from underhood.errors import UnderhoodError
 
         if self.to not in TARGETS:
-            raise UnderhoodError("unknown target of an export", repr(self.to), f"Known: {', '.join(TARGETS)}.")
+            raise UnderhoodError(f"unknown target: {self.to!r}", remedy=f"Known: {', '.join(TARGETS)}.")
         if self.dtype is not None and self.to != "onnx":
-            raise UnderhoodError(
-                "a state dict keeps the dtype of the weights", f"--dtype {self.dtype}", "Leave it out."
-            )
+            raise UnderhoodError("--dtype is for --to onnx: a state dict keeps the dtype of the weights")
         from underhood.storage.files import load
+        from underhood.storage.outputs import ONNX, STATE_DICT, require_outputs
 
         if self.to == "torch":
             from underhood.interop.torch import export as export_torch
 
+            require_outputs((self.out, STATE_DICT), inputs=(self.model,), force=self.force)
             report = export_torch(load(self.model), self.out)
         else:
             from underhood.interop.onnx import export as export_onnx
+            from underhood.interop.onnx import step_path
 
+            outputs = (self.out, ONNX), (step_path(self.out), ONNX)
+            require_outputs(*outputs, inputs=(self.model,), force=self.force)
             report = export_onnx(load(self.model), self.out, dtype=self.dtype or "float32")
         print_json(report) if self.json else print_table(f"{self.model.name} → {self.to}", report)
         if report["verified"]:

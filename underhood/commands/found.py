@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from underhood.commands.output import ANSWER_IS_NO, DONE, note, print_json
+from underhood.commands.output import ANSWER_IS_NO, DONE, note, print_json, show
 
 if TYPE_CHECKING:
     from underhood.identify.found import Found
@@ -15,16 +15,21 @@ LARGEST_PRINTED = 8  # a wider matrix is for a file, not for a screen
 
 
 def answer(found: Found, *, json: bool, out: Path | None, reduced: Path | None, provenance: dict[str, Any]) -> int:
-    """Print, write what was asked for, and turn the verdict into the exit code."""
+    """Print, write what was asked for, and turn the verdict into the exit code.
+
+    An attention is written where the answer is no, too: the nearest one, and a line says that it is not the network.
+    """
     from underhood.storage.files import save
 
     for what, model, path in (("attention", found.attention, out), ("smaller network", found.reduced, reduced)):
         if path is None:
             continue
         if model is None:
-            note(f"underhood: no {what} was found, so {path} is not written")
-        else:
-            save(model, path, provenance=provenance)
+            note(f"underhood: found no {what}, so {path} is not written")
+            continue
+        save(model, path, provenance=provenance)
+        if model is found.attention and not found.is_attention:
+            note(f"underhood: {path} holds the nearest attention (R² = {found.r2:.3g}), not the network's function")
     print_json(found.as_data()) if json else _print(found)
     return DONE if found.is_attention else ANSWER_IS_NO
 
@@ -42,7 +47,7 @@ def _print(found: Found) -> None:
     table = Table("what it rests on", "", "meaning", title_justify="left")
     for name, value, meaning in _rows(found):
         table.add_row(escape(name), escape(value), escape(meaning))
-    console.print(table)
+    show(table)
     if found.is_attention:
         _print_matrices(console, found)
 
@@ -66,13 +71,16 @@ def _rows(found: Found) -> list[tuple[str, str, str]]:
         memory, forget = int(seen.neurons.perfect_memory.sum()), int(seen.neurons.perfect_forget.sum())
         others = len(seen.neurons.lambda_) - memory - forget
         rows.append(("λ near 1, near 0, other", f"{memory}, {forget}, {others}", "hidden neurons as they came"))
-    for name, before, after in (
+    counts = (
         ("hidden neurons", found.hidden_before, found.hidden_after),
         ("pre-readout neurons", found.pre_readout_before, found.pre_readout_after),
-    ):
-        if before is not None:
-            rows.append((name, f"{before}" if after is None else f"{before} → {after}", "after pruning and merging"))
-    if found.reduced_change is not None:
+    )
+    for name, before, after in counts:
+        if before is not None and after in (None, before):
+            rows.append((name, f"{before}", "" if after is None else "none to prune or merge"))
+        elif before is not None:
+            rows.append((name, f"{before} → {after}", "after pruning and merging"))
+    if found.reduced_change is not None and any(after not in (None, before) for _, before, after in counts):
         rows.append(("change of function", f"{found.reduced_change:.2e}", "relative, by pruning and merging"))
     for kernel in () if seen.smallest is None else seen.smallest.kernels[:3]:
         values = ", ".join(f"{value:.2g}" for value in kernel.eigenvalues[:3])

@@ -23,24 +23,28 @@ class Import:
     weights: Annotated[Path, tyro.conf.Positional]
     """File with named tensors: safetensors, .pt or .npz."""
     kind: str
-    """lstm, gru (torch's), gated-rnn, gated-rnn-dense, lru, lru-in-out, lru-in-skip (our names), or attention."""
+    """lstm, gru (torch's), gated-rnn, gated-rnn-dense, lru, lru-in-out, lru-in-skip (underhood's), or attention."""
     out: Path
     """File to write (safetensors)."""
     part: str = ""
-    """Prefix of the tensors to read, where the file holds more than this model."""
+    """Prefix of the tensors to read, or entry of the file that holds them."""
     heads: int = 1
     """Heads that the rows of attention matrices are split into."""
     embedding: str = "embedding"
-    """Name of the torch.nn.Linear ahead of an lstm or gru, if there is one."""
+    """Name of the torch.nn.Linear before an lstm or gru, if there is one."""
     readout: str = "readout"
-    """Name of the torch.nn.Linear behind it, if there is one."""
+    """Name of the torch.nn.Linear after an lstm or gru, if there is one."""
+    force: bool = False
+    """Write over an input, or over a file of another kind."""
     json: bool = False
     """Print one JSON object."""
 
     def run(self) -> int:
         from underhood.interop.torch_import import import_model
         from underhood.storage.files import save, sizes_of
+        from underhood.storage.outputs import MODEL, require_outputs
 
+        require_outputs((self.out, MODEL), inputs=(self.weights,), force=self.force)
         options = {name: getattr(self, name) for name in ("part", "heads", "embedding", "readout")}
         model = import_model(self.weights, self.kind, **options)
         save(model, self.out, provenance={"command": "import", "weights": self.weights.name, "kind": self.kind})

@@ -16,16 +16,20 @@ class Report:
     """Write what reproduce made as one self-contained HTML page: tables, charts, weights, provenance."""
 
     results: Annotated[Path, tyro.conf.Positional] = Path("results")
-    """Folder that reproduce wrote to; several budgets stand side by side."""
+    """Folder that reproduce wrote to, with one or several budgets."""
     out: Path = Path("report.html")
-    """File to write."""
+    """Page to write (HTML)."""
+    force: bool = False
+    """Write over a file of another kind."""
     json: bool = False
     """Print one JSON object."""
 
     def run(self) -> int:
         from underhood.report.html import write_report
+        from underhood.storage.outputs import PAGE, require_outputs
 
+        require_outputs((self.out, PAGE), force=self.force)
         path = write_report(self.results, self.out)
         payload = {"out": str(path), "bytes": path.stat().st_size}
-        print_json(payload) if self.json else note(f"{path}: open it in a browser; nothing in it needs a network")
+        print_json(payload) if self.json else note(f"{path}: open it in a browser; it works offline")
         return DONE

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from underhood.commands.output import ANSWER_IS_NO, DONE, note, print_json
+from underhood.commands.output import ANSWER_IS_NO, DONE, note, number, print_json, show
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Reproduce:
     """Make tables and figures of the paper and compare them with it, row by row."""
 
     artifacts: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """table1 … table4, figure1 … figure5; all that the budget covers unless named."""
+    """table1 … table4, figure1 … figure5; all of the budget unless named."""
     budget: str = "quick"
-    """quick (minutes), laptop (hours) or paper (the paper's own steps)."""
+    """Size of the runs: quick (minutes), laptop (hours) or paper (the paper's own steps)."""
     out: Path = Path("results")
     """Folder for JSON, PNG and PDF, in a folder named after the budget."""
     json: bool = False
@@ -35,29 +35,27 @@ class Reproduce:
         for index, name in enumerate(wanted):
             if len(wanted) > 1:
                 note(f"[{index + 1}/{len(wanted)}] {name} … ({time.monotonic() - began:.0f} s so far)")
-            records.append(make_artifact(name, self.budget, self.out)[1])
+            try:
+                records.append(make_artifact(name, self.budget, self.out)[1])
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(f"{name} is unfinished; the same command goes on from there") from None
         if self.json:
             print_json({"budget": self.budget, "artifacts": records})
         else:
             _print_rows(records)
         if records:
-            note(f"{write_report(self.out / self.budget, self.out / self.budget / 'report.html')}: the same to look at")
+            note(f"{write_report(self.out / self.budget, self.out / self.budget / 'report.html')}: the same as a page")
         met = all(row["met"] for record in records for row in record["rows"])
         return DONE if met else ANSWER_IS_NO
 
 
 def _print_rows(records: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("artifact", "what", "paper", "here", "met", title="paper against here", title_justify="left")
     for record in records:
         for row in record["rows"]:
             paper = "–" if row["paper"] is None else str(row["paper"])
-            table.add_row(record["artifact"], row["name"], paper, _number(row["here"]), "✓" if row["met"] else "✗")
+            table.add_row(record["artifact"], row["name"], paper, number(row["here"]), "✓" if row["met"] else "✗")
         table.add_section()
-    Console().print(table)
-
-
-def _number(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    show(table)

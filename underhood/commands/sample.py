@@ -17,22 +17,26 @@ class Sample:
     out: Path
     """File to write (safetensors)."""
     heads: int = 1
-    """Attention heads; the output is their sum."""
+    """Attention heads, whose outputs are added."""
     d_key: int | None = None
     """Size of keys and queries; d unless given."""
     d_value: int | None = None
-    """Size of values, which is the output's; d unless given."""
+    """Size of values and of the output; d unless given."""
     rank: int | None = None
     """Rank of each of the three matrices; full unless given."""
     seed: int = 0
     """Seed of the random numbers."""
+    force: bool = False
+    """Write over a file of another kind."""
     json: bool = False
     """Print one JSON object."""
 
     def run(self) -> int:
         from underhood.attention.teachers import random_attention
         from underhood.storage.files import save, sizes_of
+        from underhood.storage.outputs import MODEL, require_outputs
 
+        require_outputs((self.out, MODEL), force=self.force)
         drawn = {name: getattr(self, name) for name in ("d", "heads", "d_key", "d_value", "rank", "seed")}
         attention = random_attention(**drawn)
         save(attention, self.out, provenance={"command": "sample", **drawn})

@@ -1,10 +1,15 @@
-"""What a network is asked to do: sequences in, the outputs wanted of it, and how far off it is."""
+"""What a network is asked to do: sequences in, the outputs wanted of it, and how far off it is.
+
+All that the package knows of a task is written in its class; commands, sweeps and the second-order solver read it
+there. What a class leaves out has a default that suits a task without noise.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,8 +21,25 @@ from underhood.registry import Registry
 
 Batch = tuple[Float[Array, "b t d"], Float[Array, "b *t d_o"]]
 
-# name → function(**flags of the command line) that makes the task.
-TASKS: Registry[Callable[..., AbstractTask]] = Registry("task")
+# name → the class, or a function with keyword arguments that makes the task: they are the task's settings.
+TASKS: Registry[Callable[..., AbstractTask]] = Registry("task", "underhood.data")
+
+
+class Signs(NamedTuple):
+    """k sign changes that leave a task as it is, entries ±1: what each does to an example, the query and the output."""
+
+    examples: np.ndarray  # (k, d)
+    query: np.ndarray  # (k, d)
+    outputs: np.ndarray  # (k, d_o)
+
+
+@dataclasses.dataclass(frozen=True)
+class SecondOrder:
+    """How many sequences Levenberg–Marquardt learns from and is tested with."""
+
+    sequences: int = 640
+    """Enough without noise; with noise, more of them average it out."""
+    tests: int = 256
 
 
 class AbstractTask(eqx.Module):
@@ -29,6 +51,14 @@ class AbstractTask(eqx.Module):
 
     name: ClassVar[str]
     last_only: ClassVar[bool] = False
+    width: ClassVar[int] = 100
+    """Hidden neurons of a network unless the user says otherwise."""
+    second_order: ClassVar[SecondOrder | None] = SecondOrder()
+    """None: Levenberg–Marquardt refuses the task."""
+    probes: ClassVar[int] = 512
+    """Sequences that closeness to attention is read from."""
+    tolerance: ClassVar[float | None] = None
+    """How far from an attention a trained network may be; the decompiler's own unless given."""
 
     @property
     @abstractmethod
@@ -49,9 +79,21 @@ class AbstractTask(eqx.Module):
     def batch(self, key: Array, size: int, *, validation: bool = False, dtype: Any = jnp.float32) -> Batch:
         """`size` fresh sequences and the outputs wanted; from the validation distribution if there is one."""
 
-    @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What the run folder keeps of the task: plain JSON that tells it from any other."""
+        """What the run folder keeps of the task: plain JSON that tells it from any other. Here, all fields."""
+        return {"task": self.name, **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}}
+
+    def optimal_loss(self, *, validation: bool = False) -> float | None:
+        """The loss of the best prediction, where it is known and not 0."""
+        return None
+
+    def optimal_prediction(self, xs: Any) -> Any:
+        """That prediction for a batch (b, t, d), in the shape of the outputs wanted; None where it is not known."""
+        return None
+
+    def symmetry(self) -> Signs | None:
+        """Sign changes for the second-order solver to average over (fit/symmetry.py)."""
+        return None
 
 
 def half_mean_square(outputs: Float[Array, "b *t d_model"], wanted: Float[Array, "b *t d_o"]) -> Scalar:

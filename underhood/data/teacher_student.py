@@ -12,6 +12,7 @@ from underhood.attention.linear import LinearAttention, _naive
 from underhood.attention.teachers import random_attention
 from underhood.data.task import TASKS, AbstractTask, Batch
 from underhood.errors import UnderhoodError
+from underhood.memory import require_memory
 from underhood.model import as_dtype
 
 
@@ -25,7 +26,7 @@ class TeacherStudent(AbstractTask):
 
     def __check_init__(self) -> None:
         if self.length < 1:
-            raise UnderhoodError("a sequence has one step or more", f"length {self.length}")
+            raise UnderhoodError("expected length of 1 or more", self.length)
 
     @property
     def d(self) -> int:
@@ -55,6 +56,11 @@ class TeacherStudent(AbstractTask):
 
 
 @TASKS.register("teacher-student")
-def teacher_student(*, d: int = 4, length: int = 32, task_seed: int = 0, **_: Any) -> TeacherStudent:
-    """A random teacher, N(0, 1/d) entries."""
-    return TeacherStudent(random_attention(d, seed=task_seed), length)
+def teacher_student(
+    *, d: int = 4, length: int = 32, teacher_seed: int = 0, teacher: LinearAttention | None = None
+) -> TeacherStudent:
+    """A random teacher with N(0, 1/d) entries, unless one is given."""
+    if teacher is None:
+        require_memory(3 * 8 * d**2, f"a teacher with d = {d}")
+        teacher = random_attention(d, seed=teacher_seed)
+    return TeacherStudent(teacher, length)

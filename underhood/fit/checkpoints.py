@@ -51,15 +51,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint whose bytes are the ones that were written; anything else is refused by name."""
     match = _NAME.fullmatch(path.name)
     if match is None:
-        raise UnderhoodError("a checkpoint is named step-<number>-<checksum>.safetensors", path.name)
+        raise UnderhoodError("expected a checkpoint named step-<number>-<checksum>.safetensors", path.name)
     digest = _digest(read_bytes(path))
     if digest != match[2]:
-        raise UnderhoodError(f"checkpoint {path} is whole (checksum {match[2]})", f"checksum {digest}")
+        raise UnderhoodError(f"the checkpoint {path} is damaged: its checksum is {digest}, not {match[2]}")
     header, tensors = read_tensors(path)
     if header.get("format") != "underhood-checkpoint/1" or header.get("step") != str(int(match[1])):
-        raise UnderhoodError(f"{path} is a checkpoint of the step in its name", json.dumps(header))
+        raise UnderhoodError(f"expected a checkpoint of the step in its name: {path}", json.dumps(header))
     if not re.fullmatch("[0-9]{1,18}", header.get("log_bytes", "")):
-        raise UnderhoodError(f"{path} says how long the log was", repr(header.get("log_bytes"))[:60])
+        raise UnderhoodError(f"expected the length of the log in {path}", repr(header.get("log_bytes"))[:60])
     return Checkpoint(int(match[1]), tensors, int(header["log_bytes"]), path)
 
 

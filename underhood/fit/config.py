@@ -9,16 +9,17 @@ from underhood.errors import UnderhoodError
 
 PAPER_STEPS = 781_000  # 50,000 examples an epoch in batches of 64 for 1,000 epochs (Appendix B.1)
 
-
+CHUNK = 50  # steps between two returns to Python: it costs 0.1 ms, and Ctrl-C is answered here
+HELD_OUT_PART = 1024  # sequences of one forward pass when evaluating
 LARGEST_RATE = 1e30  # float32, in which most networks train, ends at 3e38
 
 
 def require_rate(name: str, value: float) -> None:
     """Rates are numbers from 0 on; a learning rate of 0 would not learn."""
     if not 0 <= value <= LARGEST_RATE:
-        raise UnderhoodError(f"{name} is a number from 0 to {LARGEST_RATE:g}", value)
+        raise UnderhoodError(f"expected {name} from 0 to {LARGEST_RATE:g}", value)
     if name == "learning_rate" and value == 0:
-        raise UnderhoodError("learning_rate is above 0", value)
+        raise UnderhoodError("expected learning_rate above 0", value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,9 @@ class FitConfig:
     """Where it ends."""
     weight_decay: float = 1e-2
     """Decoupled decay of all parameters but the recurrent ones. The paper's exponent is lost (docs/fidelity.md)."""
+    l2: float = 0.0
+    """½ l2 |w|² is added to the loss that is descended, for all parameters but the recurrent ones. Unlike decay, its
+    gradient goes through Adam. Losses are told without it."""
     epsilon: float = 1e-8
     """ε of Adam's denominator. Gradients well below it no longer move a weight, which then decays."""
     seed: int = 0
@@ -48,14 +52,15 @@ class FitConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "checkpoint_every", "held_out"):
             if getattr(self, name) < 1:
-                raise UnderhoodError(f"{name} is a whole number from 1 on", getattr(self, name))
-        for name in ("learning_rate", "final_learning_rate", "weight_decay", "epsilon"):
+                raise UnderhoodError(f"expected {name} of 1 or more", getattr(self, name))
+        for name in ("learning_rate", "final_learning_rate", "weight_decay", "l2", "epsilon"):
             require_rate(name, getattr(self, name))
         if not 0 <= self.seed < 2**31:
-            raise UnderhoodError("seed is a whole number from 0 to 2³¹ − 1", self.seed)
+            raise UnderhoodError("expected a seed from 0 to 2³¹ − 1", self.seed)
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Plain JSON. Without l2 where there is none: run folders from before it was there can be resumed."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "l2" or value}
 
 
 # Section 3.1: d = 4, 100 hidden neurons. Of the decays 1e-4, 1e-2 and 1e-1 the last comes closest to the teacher.

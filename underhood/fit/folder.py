@@ -5,14 +5,14 @@ runs/x/metrics.jsonl            fit/metrics.py
 runs/x/checkpoints/             fit/checkpoints.py
 runs/x/model-seed-0.safetensors the trained network (docs/format.md)
 runs/x/timing.json              seconds so far: kept apart, as no clock enters the files above
+
+A folder without a checkpoint or a result holds nothing to go on from: a new run may start there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,10 @@ from underhood.errors import UnderhoodError
 from underhood.fit.checkpoints import Checkpoint, newest_good, write_checkpoint
 from underhood.fit.metrics import MemoryLog, MetricsLog
 from underhood.storage.atomic import read_bytes, write_atomically
+from underhood.storage.lock import locked
+
+COMMAND = "command"  # key of run.json: the flags that a resumed run takes over; no part of what must be the same
+MOST_SHOWN = 6  # of the settings that differ
 
 
 class RunFolder:
@@ -38,29 +42,38 @@ class RunFolder:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The settings of the run that stands here; none where there is none yet."""
+        """The settings of the run in this folder; none where there is no run yet."""
         described = self.path / "run.json"
         return _settings_in(described) if described.exists() else {}
 
-    def open(self, settings: dict[str, Any], *, resume: bool) -> Checkpoint | None:
+    @property
+    def has_begun(self) -> bool:
+        """Is there anything to go on from, or to lose?"""
+        return any(any(self.path.glob(kept)) for kept in ("checkpoints/step-*", "model-*", "result-*"))
+
+    def open(
+        self, settings: dict[str, Any], *, resume: bool, command: dict[str, Any] | None = None
+    ) -> Checkpoint | None:
         """Start, or find where to go on; refuse a folder that holds another run."""
-        described = self.path / "run.json"
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UnderhoodError(f"the run folder {self.path} can be made", error.strerror or error) from error
+            raise UnderhoodError(f"cannot make the run folder {self.path}: {error.strerror or error}") from error
         for torn in (*self.path.glob(".*.part"), *self.checkpoints.glob(".*.part")):
             torn.unlink(missing_ok=True)  # a kill in the middle of a write; the folder is ours alone while locked
-        if described.exists():
+        described, found = self.path / "run.json", None
+        different = differences(self.recorded, {**_plain(settings), COMMAND: self.recorded.get(COMMAND)})
+        if described.exists() and self.has_begun:
             if not resume:
-                raise UnderhoodError(
-                    "a run has a folder of its own", f"{self.path}, which holds one", "Use --resume or another --out."
-                )
-            _require_same(self.recorded, settings, self.path)
+                raise UnderhoodError(f"{self.path} holds a run already", remedy="Use --resume or another --out.")
+            if different:
+                remedy = "Use --resume without other flags, or another --out."
+                raise UnderhoodError(f"the run in {self.path} has other settings: {listed(different)}", remedy=remedy)
             found, self.problems = newest_good(self.checkpoints)
-        else:
-            write_atomically(described, (json.dumps(settings, indent=1, ensure_ascii=False) + "\n").encode())
-            found = None
+        elif different or not resume:
+            kept = settings if command is None else {**settings, COMMAND: command}
+            write_atomically(described, (json.dumps(kept, indent=1, ensure_ascii=False) + "\n").encode())
+            (self.path / "metrics.jsonl").unlink(missing_ok=True)
         self.log = MetricsLog(self.path / "metrics.jsonl", found.log_bytes if found else 0)
         self.last_checkpoint = found.path if found else None
         return found
@@ -80,45 +93,50 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Two processes in one folder would write each other's lines."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise UnderhoodError(f"the run folder {self.path} can be written", error.strerror or error) from error
-        try:
+        """Ours alone; the log is closed at the end."""
+        with locked(self.path):
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UnderhoodError(
-                    "one process at a time runs in a folder", f"{self.path}, in use", "Wait for it or stop it."
-                ) from None
-            yield
-        finally:
-            self.log.close()
-            os.close(descriptor)
+                yield
+            finally:
+                self.log.close()
 
 
 def _settings_in(path: Path) -> dict[str, Any]:
     try:
         settings = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
-        raise UnderhoodError(f"{path} is JSON", error, "Start again in another folder.") from None
+        raise UnderhoodError(f"{path} is not JSON: {error}", remedy="Start again in another folder.") from None
     if not isinstance(settings, dict):
-        raise UnderhoodError(f"{path} holds the settings of a run", type(settings).__name__)
+        raise UnderhoodError(f"expected the settings of a run in {path}", type(settings).__name__)
     return settings
 
 
-def _require_same(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
-    now = json.loads(json.dumps(now))
-    different = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    if different:
-        shown = ", ".join(f"{name} {_short(before.get(name))} → {_short(now.get(name))}" for name in different)
-        raise UnderhoodError(
-            f"a resumed run has the settings of {path / 'run.json'}", shown, "Give the same flags, or another --out."
-        )
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """As they come back from a file: tuples are lists there."""
+    try:
+        return json.loads(json.dumps(settings))
+    except TypeError as error:  # a task of somebody else's
+        remedy = "Let the task's settings() return plain JSON."
+        raise UnderhoodError(f"the settings of a run cannot be written: {error}", remedy=remedy) from None
+
+
+def differences(before: Any, now: Any, name: str = "") -> list[str]:
+    """`config.steps 300 → 500`: one entry for each value that differs, however deep it is."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        inner = {key: f"{name}.{key}".lstrip(".") for key in (*before, *(key for key in now if key not in before))}
+        return [text for key, where in inner.items() for text in differences(before.get(key), now.get(key), where)]
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = enumerate(zip(before, now, strict=True))
+        return [text for at, (one, other) in pairs for text in differences(one, other, f"{name}[{at}]")]
+    return [] if before == now else [f"{name} {_short(before)} → {_short(now)}"]
+
+
+def listed(different: list[str]) -> str:
+    """The first few, and how many more there are."""
+    more = f" and {len(different) - MOST_SHOWN} more" if len(different) > MOST_SHOWN else ""
+    return ", ".join(different[:MOST_SHOWN]) + more
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "…"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 40 else text[:37] + "…"

@@ -31,8 +31,8 @@ class MetricsLog:
         if len(whole) < log_bytes:
             os.close(self._descriptor)
             raise UnderhoodError(
-                f"{path} is at least as long as at the checkpoint ({log_bytes} bytes)",
-                f"{len(whole)} bytes",
+                f"expected at least {log_bytes} bytes in {path}, as at the checkpoint",
+                len(whole),
                 "The log was cut after the checkpoint: start again in another folder.",
             )
         self.bytes = log_bytes
@@ -110,7 +110,7 @@ def _parsed(path: Path, content: bytes) -> list[dict[str, Any]]:
             lines.append({**entry, "member": int(entry["member"])})
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError):  # a member of 1e999 among them
             raise UnderhoodError(
-                f"{path} holds one JSON object a line",
+                f"expected one JSON object a line in {path}",
                 f"line {number}: {line[:60]!r}",
                 "The log was changed after the checkpoint: start again in another folder.",
             ) from None
@@ -119,7 +119,6 @@ def _parsed(path: Path, content: bytes) -> list[dict[str, Any]]:
 
 def _cannot_write(path: Path, error: OSError) -> UnderhoodError:
     return UnderhoodError(
-        f"{path} can be written",
-        error.strerror or error,
-        "What was written before is untouched; make room, then go on with --resume.",
+        f"cannot write {path}: {error.strerror or error}",
+        remedy="What was written before is untouched; make room, then go on with --resume.",
     )

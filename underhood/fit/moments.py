@@ -75,17 +75,17 @@ def check_sequences(xs: Any, ys: Any, targets_at: str) -> tuple[np.ndarray, np.n
     """Float64 sequences (b, t, d) and wanted outputs (b, t, d_o); (b, d_o) where only the last step counts."""
     xs, ys = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
     if targets_at not in ("every", "last"):
-        raise UnderhoodError("targets_at is 'every' or 'last'", targets_at)
+        raise UnderhoodError("expected targets_at 'every' or 'last'", targets_at)
     if xs.ndim != 3:
-        raise UnderhoodError("sequences have the shape (batch, time, d)", xs.shape)
+        raise UnderhoodError("expected sequences of shape (batch, time, d)", xs.shape)
     if targets_at == "last" and ys.ndim == 3:
         ys = ys[:, -1]
     wanted = xs.shape[:2] if targets_at == "every" else xs.shape[:1]
     if ys.shape[:-1] != wanted:
-        raise UnderhoodError(f"outputs have the shape {(*wanted, 'd_out')}", ys.shape)
+        raise UnderhoodError(f"expected outputs of shape {(*wanted, 'd_out')}", ys.shape)
     for name, values in (("sequences", xs), ("outputs", ys)):
         if not np.all(np.isfinite(values)):
-            raise UnderhoodError(f"{name} are finite numbers", "nan or inf", "Scale the task down or mend its data.")
+            raise UnderhoodError(f"expected finite {name}", "nan or inf", "Scale the task down or mend its data.")
     return xs, ys
 
 
@@ -98,7 +98,7 @@ def reduce_data(xs: Any, ys: Any, *, targets_at: str = "every") -> Moments:
     products = q * (q + 1) // 2
     if products > MOST_PRODUCTS:
         raise UnderhoodError(
-            f"λ fixed to 0 and 1 is solved for up to {MOST_PRODUCTS} products", products, "Use a smaller d."
+            f"expected at most {MOST_PRODUCTS} products with λ fixed to 0 and 1", products, "Use a smaller d."
         )
     left, right = pair_indices(q)
     factor = np.zeros((0, products + d_out))

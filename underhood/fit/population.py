@@ -26,13 +26,11 @@ from jaxtyping import Array, Float, Scalar
 
 from underhood.data.task import HELD_OUT, TRAINING, VALIDATION, AbstractTask, half_mean_square, stream_key
 from underhood.fit import adamw
-from underhood.fit.config import FitConfig, require_rate
+from underhood.fit.config import CHUNK, HELD_OUT_PART, FitConfig, require_rate
 from underhood.fit.kernels import forward, parts_of
 
-CHUNK = 50  # steps between two returns to Python: it costs 0.1 ms, and Ctrl-C is answered here
 HALVES, HALF = 2, "half"  # a batch in two, for two devices, and the name of that axis
 LEAST_WORK = 2**24  # weights × tokens of a step from which a second device is worth the handing over
-HELD_OUT_PART = 1024  # sequences of one forward pass when evaluating
 
 Loss = Callable[[Any, Any, Any], Array]
 
@@ -125,8 +123,8 @@ class Trainer:
             if self.everywhere is not None:
                 gradient = jax.lax.psum(gradient, HALF)
             gradient = apart(gradient)
-            mean, epsilon = gradient / self.halves, self.config.epsilon
-            at = adamw.update(at, mean, rates, self.ravelled.decays, factors[index], epsilon)
+            mean = gradient / self.halves
+            at = adamw.update(at, mean, rates, self.ravelled.decays, factors[index], self.config)
             return at, losses.at[index].set(jnp.stack([loss for loss, _ in mine]))
 
         # The halves' losses are added up after the loop: inside it, a fused addition would round once less.

@@ -21,10 +21,13 @@ from underhood.data.task import AbstractTask
 from underhood.errors import UnderhoodError
 from underhood.fit import adamw
 from underhood.fit.checkpoints import Checkpoint
-from underhood.fit.config import FitConfig
+from underhood.fit.config import CHUNK, FitConfig
 from underhood.fit.folder import RunFolder
 from underhood.fit.metrics import MemoryLog
-from underhood.fit.population import CHUNK, Loss, Member, Trainer
+from underhood.fit.population import Loss, Member, Trainer
+from underhood.fit.room import require_room
+from underhood.memory import NotEnoughMemory
+from underhood.model import AbstractModel
 from underhood.storage.files import save
 
 # Called after each chunk with the step and the members' latest losses.
@@ -40,15 +43,25 @@ class Run:
     """One trained network and how it came about."""
 
     model: Any
+    """The network after the last step, of the class that was given."""
     history: list[dict[str, Any]]
+    """A line for each `log_every` steps, with their mean loss."""
     path: Path | None
+    """The run folder, where there is one."""
     member: Member
+    """Its seed and rates."""
     steps: int
+    """Steps that it took, fewer than asked for if it was interrupted."""
     held_out_loss: float
+    """½ mean square on sequences that training never drew."""
     validation_loss: float
+    """The same on the task's validation distribution."""
     seconds: float
+    """Of all sittings."""
     file: Path | None = None
+    """The trained network on disk, once the run has ended."""
     interrupted: bool = False
+    """By Ctrl-C: a checkpoint is there to resume from."""
 
     @property
     def seed(self) -> int:
@@ -56,7 +69,7 @@ class Run:
 
 
 def fit(
-    model: Any,
+    model: AbstractModel,
     task: AbstractTask,
     config: FitConfig | None = None,
     *,
@@ -65,14 +78,18 @@ def fit(
     watch: Watcher | None = None,
     loss: Loss | None = None,
 ) -> Run:
-    """Train `model` on `task`; with `out`, in a folder that survives a kill at any moment."""
+    """min_w ½ mean |f_w(x) − y|²: train `model` on fresh sequences of `task` by AdamW.
+
+    With `out`, in a run folder that survives a kill at any moment and that `resume` goes on from. `watch(step,
+    losses)` is called after each chunk of steps. `loss(model, xs, ys)` of a batch replaces the half mean square.
+    """
     config = config or FitConfig()
     member = Member(config.seed, config.learning_rate, config.weight_decay)
     return fit_population([model], [member], task, config, out=out, resume=resume, watch=watch, loss=loss)[0]
 
 
 def fit_population(
-    models: Sequence[Any],
+    models: Sequence[AbstractModel],
     members: Sequence[Member],
     task: AbstractTask,
     config: FitConfig,
@@ -82,20 +99,30 @@ def fit_population(
     watch: Watcher | None = None,
     warn: Callable[[str], None] | None = None,
     loss: Loss | None = None,
+    command: dict[str, Any] | None = None,
 ) -> list[Run]:
-    """Train one model for each member, side by side; `warn` hears of checkpoints that had to be passed over."""
+    """Train one model for each member, side by side: one architecture and size, with seeds and rates of their own.
+
+    The rates are the members'; of the config's own only the ratio of the final to the first one counts. `warn` hears
+    of checkpoints that had to be passed over. `command` is kept in run.json, for the command line to resume from. The
+    other options are those of `fit`.
+    """
     _check(models, members, task)
+    require_room(models[0], len(models), task, config)
     folder = None if out is None else RunFolder(Path(out))
     with precision_of(models[0]), folder.locked() if folder else nullcontext():
         # In halves or as a whole changes last bits: a resumed run does as it did before.
         halves = folder.recorded.get("halves", 1) if folder and resume and folder.recorded else None
         population = _Population(models, members, task, config, folder, loss, halves)
-        found = folder.open(population.settings(), resume=resume) if folder else None
+        found = folder.open(population.settings(), resume=resume, command=command) if folder else None
         if folder and folder.problems and warn is not None:
             used = found.path if found else "the start"
             warn("; ".join(str(problem) for problem in folder.problems) + f" Going on from {used}.")
-        population.begin(found)
-        return population.run(watch)
+        try:
+            population.begin(found)
+            return population.run(watch)
+        except jax.errors.JaxRuntimeError as error:  # most likely RESOURCE_EXHAUSTED
+            raise NotEnoughMemory(f"jax gave up: {str(error)[:200]}", remedy="Choose smaller sizes.") from error
 
 
 class _Population:
@@ -144,7 +171,7 @@ class _Population:
         fits = window is not None and window.ndim == 2 and len(window) == len(self.members)
         if there != own or not fits or found.step > self.config.steps:
             remedy = "It was changed after it was written: take it away, and go on with --resume."
-            raise UnderhoodError(f"{found.path} holds the arrays of this run", "others", remedy)
+            raise UnderhoodError(f"{found.path} holds other arrays than this run's", remedy=remedy)
 
     def run(self, watch: Watcher | None) -> list[Run]:
         began, config = time.perf_counter(), self.config
@@ -189,10 +216,9 @@ class _Population:
         member = self.members[index]
         last = self.folder.last_checkpoint if self.folder else None
         raise Diverged(
-            f"the loss stays a number; it did not at step {self.step + offset + 1} of seed {member.seed} "
+            f"the loss became {losses[index, offset]} at step {self.step + offset + 1} of seed {member.seed} "
             f"(learning rate {member.learning_rate:g})",
-            str(losses[index, offset]),
-            f"Last good checkpoint: {last or 'none'}. Lower --learning-rate.",
+            remedy=f"Last good checkpoint: {last or 'none'}. Lower --learning-rate.",
         )
 
     def _checkpoint(self) -> None:
@@ -259,17 +285,17 @@ def _fingerprint(model: Any) -> dict[str, Any]:
 
 def _check(models: Sequence[Any], members: Sequence[Member], task: AbstractTask) -> None:
     if not members or len(models) != len(members):
-        raise UnderhoodError("a population has one model for each member", f"{len(models)} and {len(members)}")
+        raise UnderhoodError("expected one model for each member", f"{len(models)} models, {len(members)} members")
     for model in models:
         if model.d != task.d:
-            raise UnderhoodError(f"the task {task.name} gives inputs of size {task.d}", f"a model for {model.d}")
+            raise UnderhoodError(f"expected a model with {task.d} inputs for the task {task.name}", model.d)
         if model.d_out < task.d_out:
-            raise UnderhoodError(f"the task {task.name} asks for {task.d_out} outputs", f"a model with {model.d_out}")
+            raise UnderhoodError(f"expected a model with {task.d_out} outputs for the task {task.name}", model.d_out)
     structures = {
         str(jax.tree.structure(model)) + str([np.shape(x) for x in jax.tree.leaves(model)]) for model in models
     }
     if len(structures) > 1:
-        raise UnderhoodError("the members of a population have one architecture and size", f"{len(structures)}")
+        raise UnderhoodError("expected members of one architecture and size", f"{len(structures)} different ones")
 
 
 @contextmanager

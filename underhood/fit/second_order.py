@@ -1,4 +1,4 @@
-"""Levenberg–Marquardt on a task: its own stream of sequences, of a number that its noise asks for."""
+"""Levenberg–Marquardt on a task: its own stream of sequences, of a number that the task asks for."""
 
 from __future__ import annotations
 
@@ -7,36 +7,42 @@ from typing import Any
 import numpy as np
 
 from underhood.cells.gated_rnn import GatedRNN
-from underhood.data.task import HELD_OUT, TRAINING, AbstractTask, draw
+from underhood.data.task import HELD_OUT, TRAINING, AbstractTask, SecondOrder, draw
+from underhood.errors import UnderhoodError
 from underhood.fit.levenberg import LevenbergResult, fit_levenberg
 from underhood.fit.problems import outputs_of
-from underhood.fit.symmetry import Signs, regression_signs
-
-SEQUENCES = {"teacher-student": 640, "linear-regression": 200_000}  # the second has noise, which more tasks average
-TESTS = {"teacher-student": 256, "linear-regression": 20_000}
+from underhood.memory import require_memory
 
 
 def fit_task(task: AbstractTask, seed: int, *, lambdas: str = "fixed", **options: Any) -> LevenbergResult:
     """`fit_levenberg` on sequences of `task`; `options` are its own."""
+    chosen = require_second_order(task)
     return fit_levenberg(
-        *draw(task, seed, SEQUENCES[task.name], stream=TRAINING),
-        held_out=draw(task, seed, TESTS[task.name], stream=HELD_OUT),
+        *draw(task, seed, chosen.sequences, stream=TRAINING),
+        held_out=draw(task, seed, chosen.tests, stream=HELD_OUT),
         seed=seed,
         lambdas=lambdas,
         targets_at="last" if task.last_only else "every",
-        symmetry=_symmetry(task, lambdas),
+        symmetry=task.symmetry() if lambdas == "fixed" else None,
         **options,
     )
 
 
+def require_second_order(task: AbstractTask) -> SecondOrder:
+    """The task's settings for the solver; refused where it has none, or where its sequences do not fit."""
+    chosen = task.second_order
+    if chosen is None:
+        raise UnderhoodError(f"levenberg does not train on the task {task.name}", remedy="Use the optimizer adamw.")
+    numbers = (chosen.sequences + chosen.tests) * task.steps * (task.d + task.d_out)
+    what = f"{chosen.sequences} sequences of {task.steps} steps with {task.d} inputs and {task.d_out} outputs"
+    require_memory(2 * 8 * numbers, what)  # as they are drawn, and as they are worked on
+    # Products of two inputs, or of an input and 1, of the past and of the present (fit/moments.py).
+    rows, products = min(chosen.sequences, 64) * (1 if task.last_only else task.steps), (task.d + 1) * (task.d + 2)
+    require_memory(8 * products * max(rows, products), f"{products} products of {task.d} inputs")
+    return chosen
+
+
 def held_out_loss(task: AbstractTask, seed: int, model: GatedRNN) -> float:
     """½ mean square of a network on the sequences that `fit_task` tests with."""
-    xs, ys = draw(task, seed, TESTS[task.name], stream=HELD_OUT)
+    xs, ys = draw(task, seed, require_second_order(task).tests, stream=HELD_OUT)
     return 0.5 * float(np.mean((outputs_of(model, xs, last=task.last_only) - ys) ** 2))
-
-
-def _symmetry(task: Any, lambdas: str) -> Signs | None:
-    """Sign changes to average over; they bring the noise of finitely many tasks below a thousandth of the loss."""
-    if task.name != "linear-regression" or lambdas != "fixed":
-        return None
-    return regression_signs(task.d_x, task.d_y)

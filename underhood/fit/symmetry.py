@@ -10,31 +10,12 @@ to 3 for an output, and the excess of the fitted network with it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from underhood.algebra.quadratic import append_one, pair_indices, pair_products
+from underhood.data.task import Signs
 from underhood.errors import UnderhoodError
 from underhood.fit.moments import NULL, SLICE, Moments, check_sequences, present_and_past_at_last, triangle
-
-
-class Signs(NamedTuple):
-    """k generators, entries ±1: what each does to an example, to the query and to the output."""
-
-    examples: np.ndarray  # (k, d)
-    query: np.ndarray  # (k, d)
-    outputs: np.ndarray  # (k, d_o)
-
-
-def regression_signs(d_x: int, d_y: int) -> Signs:
-    """The sign changes that leave in-context linear regression as it is."""
-    d = d_x + d_y
-    flip_coordinate = 1.0 - 2.0 * np.eye(d)  # x_k: W* loses the sign of a column; y_i: of a row
-    examples = np.concatenate([flip_coordinate, -np.ones((1, d)), np.ones((1, d))])
-    query = np.concatenate([flip_coordinate, np.ones((1, d)), -np.ones((1, d))])
-    outputs = np.concatenate([np.ones((d_x, d_y)), 1.0 - 2.0 * np.eye(d_y), np.ones((1, d_y)), -np.ones((1, d_y))])
-    return Signs(examples, query, outputs)
 
 
 def _characters(signs: np.ndarray) -> np.ndarray:
@@ -59,7 +40,7 @@ def reduce_symmetric(xs: np.ndarray, ys: np.ndarray, signs: Signs) -> Moments:
     xs, ys = check_sequences(xs, ys, "last")
     if signs.examples.shape[1] != xs.shape[2] or signs.outputs.shape[1] != ys.shape[1]:
         raise UnderhoodError(
-            "signs have a column for each coordinate", f"{signs.examples.shape}, {signs.outputs.shape}"
+            "expected signs with a column for each coordinate", f"{signs.examples.shape}, {signs.outputs.shape}"
         )
     entry = np.concatenate([_characters(_entry_signs(signs.examples)), _characters(_entry_signs(signs.query))])
     output = _characters(signs.outputs)

@@ -27,7 +27,8 @@ from underhood.cells.linear import dense
 from underhood.cells.stack import Stack
 from underhood.errors import UnderhoodError
 from underhood.identify.disguise_stack import disguise_stack
-from underhood.identify.forms import Array
+
+Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,20 @@ class _Weights:
 @np.errstate(all="ignore")  # what overflows is refused below
 def disguise(model: Any, *, seed: int = 0) -> Any:
     """A network with other weights, more neurons and the same function."""
+    if seed < 0:
+        raise UnderhoodError("expected a seed of 0 or more", seed)
     kinds = {Stack: disguise_stack, DenseGatedRNN: _disguise_dense, GatedRNN: _disguise_diagonal}
     change = next((change for kind, change in kinds.items() if isinstance(model, kind)), None)
     if change is None:
         raise UnderhoodError(
-            "disguise takes a gated RNN or a stack of cells",
+            "expected a gated RNN or a stack of cells to disguise",
             getattr(model, "kind", type(model).__name__),
             "Compile an attention first: underhood compile.",
         )
     hidden = change(model, np.random.default_rng(seed))
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(hidden)):
-        rule = f"disguise scales and mixes weights, which stay numbers of {model.dtype}"
-        raise UnderhoodError(rule, "weights too large for that", "Scale the network down first.")
+        what = f"these weights are too large for a disguise: scaled and mixed, they leave the range of {model.dtype}"
+        raise UnderhoodError(what, remedy="Scale the network down first.")
     return hidden
 
 

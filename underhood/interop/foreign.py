@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -9,47 +10,77 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from underhood.attention.linear import LinearAttention
 from underhood.errors import UnderhoodError
-from underhood.identify.blackbox import TOLERANCE
-from underhood.identify.blackbox import probe as probe_callable
-from underhood.identify.decompile import decompile as decompile_model
+from underhood.identify import blackbox
+from underhood.identify import decompile as weights
 from underhood.identify.found import Found
-from underhood.interop.checked import check
-from underhood.interop.torch_import import from_state_dict
+from underhood.model import AbstractModel
 
 
-def decompile(model: Any, **settings: Any) -> Found:
-    """Which linear attention does this network implement, if any? `identify.decompile` has the settings.
+def decompile(
+    model: Any,
+    *,
+    against: LinearAttention | None = None,
+    tolerance: float | None = None,
+    input_bound: float = weights.INPUT_BOUND,
+    horizon: int = weights.HORIZON,
+    fine_tune: bool = False,
+    seed: int = 0,
+) -> Found:
+    """Which linear attention does this network implement, if any?
 
-    A torch module whose weights make one of our networks, and whose outputs are that network's, is read as such: a
-    gated RNN by the names of docs/format.md gets a certificate. Any other one, and an ONNX file, is a black box.
+    `model` is a model of this package, a torch module, or the path of an ONNX file. A gated RNN of Eq. 2 is read from
+    its weights and gets a certificate for inputs within ±`input_bound`, up to `horizon` steps; so is a torch module
+    whose weights and outputs are those of such a network. Everything else is probed as a black box.
+
+    `against`: an attention to compare with. `tolerance`: the share of the output that may be something other than
+    attention (by default 1e-8 for exact weights, 1e-3 for trained ones). `fine_tune`: train the reduced network on.
+    `seed`: of the random inputs.
     """
+    if _is_torch(model):
+        from underhood.interop.torch import from_torch
+
+        with contextlib.suppress(UnderhoodError):  # a module of another sort can still be probed
+            model = from_torch(model)
     if not _is_torch(model) and not is_onnx(model):
-        return decompile_model(model, **settings)
-    ours = _ours(model) if _is_torch(model) else None
-    if ours is not None:
-        return decompile_model(ours, **settings)
+        options = {"tolerance": tolerance, "input_bound": input_bound, "horizon": horizon, "fine_tune": fine_tune}
+        return weights.decompile(model, against=against, seed=seed, **options)
     function, d = as_function(model)
     if d is None:
-        remedy = "Use uh.probe(module, d=...)."
-        raise UnderhoodError("the input size can be read off the network", type(model).__name__, remedy)
-    known = {name: settings[name] for name in ("against", "seed") if name in settings}
-    found = probe_callable(function, d=d, tolerance=settings.get("tolerance") or TOLERANCE, **known)
-    note = "it was read as a black box, without a certificate"
-    return dataclasses.replace(found, reason=f"{found.reason}; {note}")
+        raise UnderhoodError(
+            f"cannot tell the input size of {type(model).__name__}", remedy="Use uh.probe(module, d=...)."
+        )
+    found = blackbox.probe(function, d, against=against, seed=seed, tolerance=tolerance or blackbox.TOLERANCE)
+    return dataclasses.replace(found, reason=f"{found.reason}; it was read as a black box, without a certificate")
 
 
-def probe(function: Any, d: int | None = None, **settings: Any) -> Found:
-    """The linear attention nearest to any callable; `identify.blackbox.probe` has the settings.
+def probe(
+    function: Any,
+    d: int | None = None,
+    *,
+    against: LinearAttention | None = None,
+    seed: int = 0,
+    length: int = blackbox.LENGTH,
+    input_bound: float = blackbox.INPUT_BOUND,
+    tolerance: float = blackbox.TOLERANCE,
+) -> Found:
+    """The linear attention nearest to any callable (t, d) → (t, d_out), and how near it is.
 
-    Torch modules and ONNX files need no `d` where they tell it themselves.
+    `function` may be a NumPy, torch or jax function, a torch module, a model of this package, or the path of an ONNX
+    file. `d` is the input size; modules, models and files mostly tell it themselves. It is asked about random sequences
+    of `length` steps with inputs within ±`input_bound`; it is called attention where the error on fresh ones is below
+    `tolerance`, relative. `against`: an attention to compare with. `seed`: of the sequences.
     """
     if _is_torch(function) or is_onnx(function):
         function, found = as_function(function)
         d = found if d is None else d
+    elif isinstance(function, AbstractModel):
+        d = function.d if d is None else d
     if d is None:
-        raise UnderhoodError("probe needs the input size", "d=None", "Say uh.probe(function, d=...).")
-    return probe_callable(function, d, **settings)
+        raise UnderhoodError("cannot tell the input size", remedy="Say uh.probe(function, d=...).")
+    options = {"length": length, "input_bound": input_bound, "tolerance": tolerance}
+    return blackbox.probe(function, d, against=against, seed=seed, **options)
 
 
 def as_function(network: Any) -> tuple[Callable[[Any], Any], int | None]:
@@ -72,22 +103,3 @@ def is_onnx(network: Any) -> bool:
 def _is_torch(network: Any) -> bool:
     torch = sys.modules.get("torch")  # who has a module has imported torch
     return torch is not None and isinstance(network, torch.nn.Module)
-
-
-def _ours(module: Any) -> Any:
-    """The same network as a model of ours, if its weights make one and it computes the same."""
-    from underhood.interop.torch import as_callable, state_dict_of
-
-    names = list(module.state_dict())
-    kinds = ["gated-rnn-dense" if "recurrence" in names else "gated-rnn"] if "input_gating.w_m" in names else []
-    kinds += ["lstm", "gru"] if any(name.endswith("weight_ih_l0") for name in names) else []
-    for kind in kinds:
-        try:
-            model = from_state_dict(state_dict_of(module), kind)
-            # A module may do more with its weights than their names say: only its outputs can tell.
-            checked = check(model, as_callable(module), 1e-4 if model.dtype.itemsize == 4 else 1e-6, widen=False)
-        except (UnderhoodError, RuntimeError, TypeError, ValueError, IndexError):
-            continue
-        if checked.verified:
-            return model
-    return None

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from underhood.cells.linear import densified
 from underhood.errors import UnderhoodError, one_line
+from underhood.extras import require
 from underhood.interop.checked import check
-from underhood.interop.extras import require
 from underhood.interop.onnx_graphs import to_graphs
-from underhood.interop.torch_names import densified
 from underhood.storage.atomic import read_bytes, write_atomically
 
 DTYPES = ("float32", "float64")
@@ -37,7 +37,7 @@ def export(model: Any, path: str | os.PathLike[str], *, dtype: str = "float32") 
     for module in ("onnx", "onnxruntime", "jax2onnx"):
         require(module, "onnx", "export to ONNX")
     path = Path(path)
-    beside = path.with_name(f"{path.stem}.step{path.suffix or '.onnx'}")
+    beside = step_path(path)
     whole, step = to_graphs(densified(model), dtype)
     narrow = min(dtype, str(model.dtype))
     ways = (_callable(_session(whole)), _streaming(_session(step)))
@@ -54,6 +54,11 @@ def export(model: Any, path: str | os.PathLike[str], *, dtype: str = "float32") 
         "out": str(path),
         "step": str(beside),
     }
+
+
+def step_path(path: Path) -> Path:
+    """The graph of a single step lies beside that of the whole sequence."""
+    return path.parent / f"{path.stem}.step{path.suffix or '.onnx'}"
 
 
 def as_callable(path: str | os.PathLike[str]) -> Callable[[np.ndarray], np.ndarray]:

@@ -11,9 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from underhood.arrays import precision_of
-from underhood.cells import GRU, LRU, LSTM, GatedRNN, Stack
-from underhood.cells.gated_rnn import append_one
-from underhood.cells.lru import glu
+from underhood.interop.program import trace
 from underhood.model import as_dtype
 
 
@@ -21,12 +19,12 @@ def to_graphs(model: Any, dtype: str = "float32") -> tuple[bytes, bytes]:
     """The whole graph and the step graph, serialised."""
     model = as_dtype(model, np.float64) if dtype == "float64" else model
     outer, inner = jnp.dtype(dtype), jnp.dtype(model.dtype)
-    # A cell by itself puts out the state h, and jax2onnx has one name for one value: y is then made from that.
-    is_output = isinstance(model, LSTM | GRU)
-
     with precision_of(model), _x64(dtype == "float64"):
-        step = _real_step(model)
-        initial = jax.tree.leaves(_real(model._initial_state()))
+        program = trace(model).folded().without_shown()
+        step = program.step
+        # A cell by itself puts out its state, and jax2onnx has one name for one value: y is then made from that.
+        is_output = program.y == program.following[0]
+        initial = jax.tree.leaves(model._initial_state())
 
         def whole(xs: Any) -> Any:
             states = [jnp.broadcast_to(one[None], (xs.shape[0], *one.shape)) for one in initial]
@@ -135,52 +133,6 @@ def _names_read(graph: Any) -> set[str]:
             if attribute.HasField("g"):
                 names |= _names_read(attribute.g)
     return names
-
-
-def _real(state: Any) -> Any:
-    """ONNX has no complex numbers: a complex state becomes its real and imaginary part."""
-    return jax.tree.map(lambda one: [one.real, one.imag] if jnp.iscomplexobj(one) else one, state)
-
-
-def _real_step(model: Any) -> Callable[[list[Any], Any], tuple[list[Any], Any]]:
-    """`model._step` on the list of real arrays that its state consists of."""
-    treedef = jax.tree.structure(_real(model._initial_state()))
-    # λ as jax has it goes in as a constant: with λ near 1, another library's last bit of exp shows after 1000 steps.
-    cells = getattr(model, "cells", (model,))
-    lambdas = {id(cell): np.asarray(cell.lambda_) for cell in cells if isinstance(cell, LRU | GatedRNN)}
-
-    def step(states: list[Any], x: Any) -> tuple[list[Any], Any]:
-        state, y = stepped(model, jax.tree.unflatten(treedef, states), x)
-        return jax.tree.leaves(state), y
-
-    def stepped(model: Any, state: Any, x: Any) -> tuple[Any, Any]:
-        if isinstance(model, LRU):
-            return _lru_step(model, lambdas[id(model)], state, x)
-        if isinstance(model, GatedRNN):
-            state = jnp.asarray(lambdas[id(model)]) * state + model.input_gating(append_one(x))
-            return state, model._output(state)
-        if not isinstance(model, Stack):
-            return model._step(state, x)
-        signal, states = model.embedding(x), []
-        for cell, cell_state in zip(model.cells, state, strict=True):
-            cell_state, signal = stepped(cell, cell_state, signal)
-            states.append(cell_state)
-        return tuple(states), model.readout(signal)
-
-    return step
-
-
-def _lru_step(cell: LRU, lambda_: Any, state: Any, x: Any) -> tuple[Any, Any]:
-    """Eq. 6–9 in real and imaginary parts."""
-    real, imag = state
-    u = x if cell.input_gating is None else glu(cell.input_gating, x, x)
-    lambda_real, lambda_imag, gamma = jnp.asarray(lambda_.real), jnp.asarray(lambda_.imag), jnp.exp(cell.gamma_log)
-    real, imag = (
-        lambda_real * real - lambda_imag * imag + gamma * (u @ cell.b_real.T),
-        lambda_real * imag + lambda_imag * real + gamma * (u @ cell.b_imag.T),
-    )
-    read = real @ cell.c_real.T - imag @ cell.c_imag.T + u @ cell.skip.T
-    return [real, imag], glu(cell.output_gating, x if cell.form == "in-skip" else read, read)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import lzma
-import math
 import os
 import struct
 import tokenize
@@ -19,9 +18,10 @@ import numpy as np
 
 from underhood.arrays import require_finite
 from underhood.errors import UnderhoodError, one_line
-from underhood.interop.extras import require
+from underhood.extras import require
 from underhood.storage.atomic import read_bytes
 from underhood.storage.files import read_tensors
+from underhood.storage.sequences import read_npy
 
 Tensors = dict[str, np.ndarray]
 
@@ -36,14 +36,17 @@ LEAST_LIMIT, PROPORTION = 2**28, 20  # bytes that any archive may unpack to, and
 WRAPPERS = ("state_dict", "model_state_dict")  # what checkpoints call the weights
 
 
-def read_state_dict(path: str | os.PathLike[str]) -> tuple[Tensors, dict[str, Any]]:
-    """Tensors in float32 or float64, row by row in memory, and what an export of ours said of them."""
+def read_state_dict(path: str | os.PathLike[str], part: str = "") -> tuple[Tensors, dict[str, Any]]:
+    """Tensors in float32 or float64, row by row in memory, and what an export of ours said of them.
+
+    `part` names the entry of a checkpoint that holds them, where torch saved more than a state dict.
+    """
     content = read_bytes(path)
     description: dict[str, Any] = {}
     if content.startswith(ZIP) and _is_npz(path, content):
         tensors: dict[str, Any] = _read_npz(path, content)
     elif content.startswith((ZIP, PICKLE)) and not _is_safetensors(content):
-        tensors = _read_torch(path, content)
+        tensors = _read_torch(path, content, part)
     else:
         header, tensors = read_tensors(path)
         description = _description(path, header)
@@ -97,26 +100,9 @@ def _is_npz(path: Any, content: bytes) -> bool:
 def _read_npz(path: Any, content: bytes) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            return {name.removesuffix(".npy"): _read_npy(archive.read(name)) for name in archive.namelist()}
+            return {name.removesuffix(".npy"): read_npy(archive.read(name)) for name in archive.namelist()}
     except (zipfile.BadZipFile, *BROKEN) as error:
         raise UnderhoodError(f"{path} holds arrays of numbers", error) from None
-
-
-def _read_npy(content: bytes) -> np.ndarray:
-    """One array; its header names a size, which must be that of the bytes that follow before it is believed."""
-    file = io.BytesIO(content)
-    version = np.lib.format.read_magic(file)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
-    if read is None:
-        raise ValueError(f"an array of the version {version}")
-    shape, fortran, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError("Python objects, not numbers")
-    wanted = math.prod(shape) * dtype.itemsize
-    if any(type(side) is not int or side < 0 for side in shape) or wanted != len(content) - file.tell():
-        raise ValueError(f"shape {shape} of {dtype}, and {len(content) - file.tell()} bytes")
-    flat = np.frombuffer(content, dtype, offset=file.tell()) if wanted else np.zeros(0, dtype)
-    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 
 def _most_bytes(content: bytes) -> int:
@@ -124,7 +110,7 @@ def _most_bytes(content: bytes) -> int:
     return max(LEAST_LIMIT, PROPORTION * len(content))
 
 
-def _read_torch(path: Any, content: bytes) -> dict[str, Any]:
+def _read_torch(path: Any, content: bytes, part: str) -> dict[str, Any]:
     torch = require("torch", "torch", "reading a .pt file")
     try:
         with warnings.catch_warnings():
@@ -136,18 +122,32 @@ def _read_torch(path: Any, content: bytes) -> dict[str, Any]:
         what = one_line(error).partition("WeightsUnpickler error: ")[2].partition("Please")[0] or type(error).__name__
         remedy = "Save model.state_dict() and nothing else, best as safetensors. Nothing in the file was run."
         raise UnderhoodError(f"{path} holds tensors only", what[:200], remedy) from None
-    for wrapper in WRAPPERS:
-        if isinstance(loaded, dict) and isinstance(loaded.get(wrapper), dict):
-            loaded = loaded[wrapper]
-    if not isinstance(loaded, dict) or not loaded:
-        raise UnderhoodError(f"{path} holds a state dict", type(loaded).__name__, "Save model.state_dict().")
-    wrong = [str(name) for name, value in loaded.items() if not (isinstance(name, str) and torch.is_tensor(value))]
-    if wrong:
-        raise UnderhoodError(f"{path} holds a state dict of named tensors", f"other things: {', '.join(wrong[:8])}")
+    loaded = _named_tensors(path, loaded, part)
     most, sizes = _most_bytes(content), {name: tensor.numel() * tensor.itemsize for name, tensor in loaded.items()}
     if sum(sizes.values()) > most:  # a tensor may be a view that repeats one number without end
         raise UnderhoodError(f"{path} holds at most {most >> 20} MB of tensors", f"{sum(sizes.values()) >> 20} MB")
     return {name: torch_array(f"{path}: {name}", tensor) for name, tensor in loaded.items()}
+
+
+def _named_tensors(path: Any, loaded: Any, part: str) -> dict[str, Any]:
+    """The state dict within a checkpoint: all of it, the entry that `part` leads to, or one with a usual name."""
+    from torch import is_tensor
+
+    for wrapper in WRAPPERS:
+        if isinstance(loaded, dict) and isinstance(loaded.get(wrapper), dict):
+            loaded = loaded[wrapper]
+    prefix = ""
+    for name in part.split("."):
+        if isinstance(loaded, dict) and isinstance(loaded.get(name), dict):
+            loaded, prefix = loaded[name], f"{prefix}{name}."
+    if not isinstance(loaded, dict) or not loaded:
+        raise UnderhoodError(f"expected a state dict in {path}", type(loaded).__name__, "Save model.state_dict().")
+    wrong = [str(name) for name, value in loaded.items() if not (isinstance(name, str) and is_tensor(value))]
+    if not wrong:
+        return {prefix + name: tensor for name, tensor in loaded.items()}
+    inside = [name for name, value in loaded.items() if isinstance(value, dict) and any(map(is_tensor, value.values()))]
+    remedy = f"Choose the entry with the weights: --part {prefix}{inside[0]}." if inside else "Save model.state_dict()."
+    raise UnderhoodError(f"expected named tensors in {path}", f"entries {', '.join(wrong[:8])}", remedy)
 
 
 def torch_array(name: str, tensor: Any) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from typing import Any
@@ -11,13 +12,19 @@ import numpy as np
 from underhood.cells import GRU, LSTM, Linear, Stack
 from underhood.errors import UnderhoodError
 from underhood.interop.attention_weights import attention_from
+from underhood.interop.bridges import BRIDGES, Bridge
 from underhood.interop.state_dict import Tensors, listed, part_of, read_state_dict
 from underhood.interop.torch_names import ours_from_torch
-from underhood.storage.files import from_tensors
+from underhood.model import ARCHITECTURES, make_model
+from underhood.storage.files import from_tensors, to_tensors
 
 GATES = {"lstm": 4, "gru": 3}
-LRU_FORMS = {"lru": "out", "lru-in-out": "in-out", "lru-in-skip": "in-skip"}
-KINDS = (*GATES, "gated-rnn", "gated-rnn-dense", *LRU_FORMS, "attention")
+ATTENTION = "attention"
+
+
+def kinds() -> tuple[str, ...]:
+    """What can be imported: every architecture, and attention."""
+    return (*ARCHITECTURES, ATTENTION)
 
 
 def import_model(
@@ -30,9 +37,9 @@ def import_model(
     readout: str = "readout",
 ) -> Any:
     """A model of underhood from a file of another program's, read by `read_state_dict`."""
-    if kind not in KINDS:
-        raise UnderhoodError("unknown kind to import", repr(kind), f"Known: {', '.join(KINDS)}.")
-    tensors, description = read_state_dict(path)
+    if kind not in kinds():
+        raise UnderhoodError(f"unknown kind {kind!r} to import", remedy=f"Known: {', '.join(kinds())}.")
+    tensors, description = read_state_dict(path, part)
     tensors = part_of(tensors, part) if part else tensors
     try:
         return from_state_dict(tensors, kind, description, heads=heads, embedding=embedding, readout=readout)
@@ -55,31 +62,61 @@ def from_state_dict(
     """`description` is what our own export wrote beside the tensors; files of others do without."""
     ours = (description or {}).get("ours", {})
     ours = ours if isinstance(ours, dict) else {}
-    if kind == "attention":
+    if kind == ATTENTION:
         return attention_from(tensors, heads)
     if heads != 1:
-        raise UnderhoodError("heads are for the kind attention", f"kind {kind}")
+        raise UnderhoodError(
+            f"{kind} has no heads to split rows into", remedy="Leave out heads, or use --kind attention."
+        )
     if kind in GATES and not any(name == "u" or name.startswith("cells.") for name in tensors):
         return _recurrent(dict(tensors), kind, ours, embedding, readout)
+    if (public := _public(tensors, kind)) is not None:
+        return public.read(tensors, (description or {}).get("settings", {}))
     return from_tensors(_structure(tensors, kind, ours), tensors, kind)
 
 
+def _public(tensors: Tensors, kind: str) -> Bridge | None:
+    """The public class of this kind, unless the tensors have our own names."""
+    if any(name.startswith("cells.") for name in tensors):
+        return None
+    found = [one for one in BRIDGES.values() if one.kind == f"{kind}-cell"]
+    own = {name.removeprefix("cells.0.") for name in names_of(kind)} if found else set()
+    return None if set(tensors) <= own else next(iter(found), None)
+
+
+def candidates(tensors: Tensors) -> list[str]:
+    """Kinds whose weights have these names, the likeliest first."""
+    if any(name.endswith("weight_ih_l0") for name in tensors):
+        return list(GATES)
+    names = {re.sub(r"^cells\.\d+\.", "cells.0.", name) for name in tensors}
+    if {"w_value", "w_key", "w_query"} <= names:
+        return [ATTENTION]
+    cell = {f"cells.0.{name}" for name in names}
+    return [kind for kind in ARCHITECTURES if names == names_of(kind) or cell < names_of(kind)]
+
+
+@functools.cache
+def names_of(kind: str) -> frozenset[str]:
+    """The tensors of the smallest model of this kind."""
+    return frozenset(to_tensors(make_model(kind, 1, hidden=8))[1])
+
+
 def _structure(tensors: Tensors, kind: str, ours: dict[str, Any]) -> dict[str, Any]:
-    """The structure of a model stored under our own names."""
-    if kind not in GATES and kind not in LRU_FORMS:
-        return {"kind": kind}
-    cell: dict[str, Any] = {"kind": f"{kind}-cell"}
-    if kind in LRU_FORMS:
-        cell = {"kind": "lru-cell", "form": LRU_FORMS[kind], **({"input_gating": None} if kind == "lru" else {})}
-    if "nu_log" in tensors or "u" in tensors:
-        return cell
+    """The structure of a model under our own names: what the export said, or that of the smallest such model."""
+    smallest = to_tensors(make_model(kind, 1, hidden=8))[0]
+    cell = smallest["cells"][0] if smallest["kind"] == "stack" else smallest
+    in_stack = any(name.startswith("cells.") for name in tensors)
+    said = ours.get("cells") if in_stack else [ours]
+    told = [one for one in said if isinstance(one, dict)] if isinstance(said, list) else []
+    for one in told:
+        other = [name for name, value in cell.items() if isinstance(value, str) and one.get(name, value) != value]
+        if other:
+            got = ", ".join(f"{name} {one[name]!r}" for name in other)
+            raise UnderhoodError(f"expected the weights of {kind}", got, "Choose another --kind.")
+    if not in_stack:
+        return {**cell, **(told[0] if told else {})}
     count = len({match[1] for name in tensors if (match := re.match(r"cells\.(\d+)\.", name))})
-    cells = ours.get("cells")
-    known = [one for one in cells if isinstance(one, dict)] if isinstance(cells, list) else []
-    if known and [one.get("form") for one in known] != [cell.get("form")] * count:
-        forms = ", ".join(str(one.get("form")) for one in known)
-        raise UnderhoodError(f"the kind {kind} is the LRU of the form {cell.get('form')!r}", f"forms {forms}")
-    return {"kind": "stack", "cells": [cell] * count}
+    return {**smallest, "cells": told if len(told) == count else [cell] * count}
 
 
 def _recurrent(tensors: Tensors, kind: str, ours: dict[str, Any], embedding: str, readout: str) -> Any:

@@ -5,7 +5,8 @@
     ys = network(xs)                                        # (t, d) or (batch, t, d)  →  (…, t, d_out)
 
 Parameters have the names of underhood's own files; `network.state_dict()` saved as safetensors goes back with
-`underhood import`. x̃ is x with a constant 1 appended, ⊙ is the product by components.
+`underhood import`. An LSTM or GRU is torch's own. Every other network is a `Program`: the operations of one step, as
+the file's header lists them.
 """
 
 import json
@@ -14,142 +15,121 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+# name → function of the inputs, component by component.
+PLAIN = {
+    **{one.__name__: one for one in (torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.tanh)},
+    **{one.__name__: one for one in (torch.sqrt, torch.rsqrt, torch.abs, torch.sign, torch.erf, torch.sin, torch.cos)},
+    **{one.__name__: one for one in (torch.floor, torch.square, torch.add, torch.sub, torch.mul, torch.div)},
+    **{one.__name__: one for one in (torch.atan2, torch.pow, torch.lt, torch.le, torch.gt, torch.ge, torch.eq)},
+    "ne": torch.ne,
+    "logistic": torch.sigmoid,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "rem": torch.fmod,
+    "not": torch.logical_not,
+    "and": torch.logical_and,
+    "or": torch.logical_or,
+    "is_finite": torch.isfinite,
+    "select_n": lambda which, no, yes: torch.where(which.bool(), yes, no),
+    "same": lambda x: x,
+}
 
-def empty(*shape):
-    return nn.Parameter(torch.zeros(*shape))
+
+def dot_general(op, a, b):
+    """Contract some axes of both, keep the axes of the batch first, then those left of a and of b."""
+    (contract_a, contract_b), (batch_a, batch_b) = op["contract"], op["batch"]
+    names_a, names_b = list(range(a.ndim)), list(range(a.ndim, a.ndim + b.ndim))
+    for i, j in zip(contract_a + batch_a, contract_b + batch_b, strict=True):
+        names_b[j] = names_a[i]
+    left_a = [name for i, name in enumerate(names_a) if i not in contract_a + batch_a]
+    left_b = [name for j, name in enumerate(names_b) if j not in contract_b + batch_b]
+    return torch.einsum(a, names_a, b, names_b, [names_a[i] for i in batch_a] + left_a + left_b)
 
 
-def scan(step, state, inputs):
-    """The states h_1 … h_t of h_t = step(h_{t-1}, u_t), along the last axis but one."""
-    states = []
-    for current in inputs.unbind(-2):
-        state = step(state, current)
-        states.append(state)
-    return torch.stack(states, -2)
+def broadcast(op, x):
+    shape = [1] * len(op["shape"])
+    for axis, size in zip(op["axes"], x.shape, strict=True):
+        shape[axis] = size
+    return x.reshape(shape).expand(op["shape"])
 
 
-class Gating(nn.Module):
-    """g(x) = (W_m x) ⊙ (W_x x); with a sigmoid, σ(W_m m) ⊙ (W_x x)."""
+def cumsum(op, x):
+    x = x.flip(op["axis"]) if op["reverse"] else x
+    x = torch.cumsum(x, op["axis"])
+    return x.flip(op["axis"]) if op["reverse"] else x
 
-    def __init__(self, neurons, inputs_m, inputs_x):
+
+def iota(op):
+    shape = [1] * len(op["shape"])
+    shape[op["axis"]] = -1
+    return torch.arange(op["shape"][op["axis"]]).reshape(shape).expand(op["shape"])
+
+
+STRUCTURED = {
+    "dot_general": dot_general,
+    "broadcast_in_dim": broadcast,
+    "reshape": lambda op, x: x.reshape(op["shape"]),
+    "transpose": lambda op, x: x.permute(op["axes"]),
+    "concatenate": lambda op, *xs: torch.cat(xs, op["axis"]),
+    "stack": lambda op, *xs: torch.stack(xs, op["axis"]),
+    "slice": lambda op, x: x[tuple(map(slice, op["start"], op["stop"], op["step"]))],
+    "integer_pow": lambda op, x: x ** op["power"],
+    "cumsum": cumsum,
+    "iota": iota,
+    "reduce_sum": lambda op, x: x.sum(op["axes"]),
+    "reduce_max": lambda op, x: x.amax(op["axes"]),
+    "reduce_min": lambda op, x: x.amin(op["axes"]),
+    "reduce_prod": lambda op, x: x.flatten().prod() if len(op["axes"]) == x.ndim else x.prod(*op["axes"]),
+}
+
+
+class Program(nn.Module):
+    """A network by the operations of one step: arrays are numbered, and each operation makes a new one of others."""
+
+    def __init__(self, program, shapes):
         super().__init__()
-        self.w_m, self.w_x = empty(neurons, inputs_m), empty(neurons, inputs_x)
+        self.program = program
+        for name, shape in shapes.items():
+            *path, last = name.split(".")
+            place = self
+            for part in path:
+                if not hasattr(place, part):
+                    place.add_module(part, nn.Module())
+                place = getattr(place, part)
+            place.register_parameter(last, nn.Parameter(torch.zeros(shape)))
 
-    def forward(self, x):
-        return (x @ self.w_m.T) * (x @ self.w_x.T)
+    def known(self, like):
+        """Slot → tensor, of what does not change from step to step."""
+        kind = {"dtype": like.dtype, "device": like.device}
+        constants = {int(slot): torch.tensor(value, **kind) for slot, value in self.program["constants"].items()}
+        return constants | {slot: self.get_parameter(name) for name, slot in self.program["weights"].items()}
 
-    def sigmoid(self, m, x):
-        return torch.sigmoid(m @ self.w_m.T) * (x @ self.w_x.T)
+    def initial_state(self, like):
+        """The tensors of the state before the first input."""
+        return [torch.tensor(value, dtype=like.dtype, device=like.device) for value in self.program["initial"]]
 
-
-class GatedRNN(nn.Module):
-    """h_t = λ ⊙ h_{t-1} + g_in(x̃_t);  y_t = D g_out(h_t);  λ = exp(−exp(ν)), or a matrix `recurrence`."""
-
-    def __init__(self, d, hidden, pre_readout, d_out, dense=False):
-        super().__init__()
-        self.input_gating = Gating(hidden, d + 1, d + 1)
-        self.output_gating = Gating(pre_readout, hidden, hidden)
-        self.readout = empty(d_out, pre_readout)
-        if dense:
-            self.recurrence = empty(hidden, hidden)
-        else:
-            self.nu = empty(hidden)
-        self.dense = dense
+    def step(self, states, x, known=None):
+        """The state and one input (d,) to the next state and the output."""
+        at = dict(self.known(x) if known is None else known)
+        at |= dict(zip(self.program["states"], states, strict=True))
+        at[self.program["x"]] = x
+        for op in self.program["ops"]:
+            name, given = op["op"], [at[slot] for slot in op["in"]]
+            at[op["out"]] = PLAIN[name](*given) if name in PLAIN else STRUCTURED[name](op, *given)
+        return [at[slot] for slot in self.program["next"]], at[self.program["y"]]
 
     def forward(self, xs):
-        inputs = self.input_gating(torch.cat([xs, torch.ones_like(xs[..., :1])], -1))
-        if self.dense:
-            states = scan(lambda h, u: h @ self.recurrence.T + u, torch.zeros_like(inputs[..., 0, :]), inputs)
-        else:
-            lambda_ = torch.exp(-torch.exp(self.nu))
-            states = scan(lambda h, u: lambda_ * h + u, torch.zeros_like(inputs[..., 0, :]), inputs)
-        return self.output_gating(states) @ self.readout.T
+        known, states, ys = self.known(xs), self.initial_state(xs), []
 
+        def step(states, x):
+            return self.step(states, x, known)
 
-class LRU(nn.Module):
-    """h_t = λ ⊙ h_{t-1} + γ ⊙ (B u_t);  ŷ_t = Re[C h_t] + D u_t;  y_t = σ(W_m m_t) ⊙ (W_x ŷ_t).
-
-    u = x and m = ŷ in the form "out"; u = σ(W_m x) ⊙ (W_x x) in "in-out" and "in-skip", where m is ŷ and x.
-    """
-
-    def __init__(self, d, hidden, driven, read, d_out, form):
-        super().__init__()
-        self.nu_log, self.theta_log, self.gamma_log = empty(hidden), empty(hidden), empty(hidden)
-        self.b_real, self.b_imag = empty(hidden, driven), empty(hidden, driven)
-        self.c_real, self.c_imag = empty(read, hidden), empty(read, hidden)
-        self.skip = empty(read, driven)
-        self.output_gating = Gating(d_out, d if form == "in-skip" else read, read)
-        self.input_gating = None if form == "out" else Gating(driven, d, d)
-        self.form = form
-
-    def forward(self, xs):
-        u = xs if self.input_gating is None else self.input_gating.sigmoid(xs, xs)
-        lambda_ = torch.exp(torch.complex(-torch.exp(self.nu_log), torch.exp(self.theta_log)))
-        inputs = torch.exp(self.gamma_log) * torch.complex(u @ self.b_real.T, u @ self.b_imag.T)
-        states = scan(lambda h, v: lambda_ * h + v, torch.zeros_like(inputs[..., 0, :]), inputs)
-        read = states.real @ self.c_real.T - states.imag @ self.c_imag.T + u @ self.skip.T
-        return self.output_gating.sigmoid(xs if self.form == "in-skip" else read, read)
-
-
-class PaperGRU(nn.Module):
-    """r, z = σ(U x + V h + b);  h̃ = tanh(U x + V (r ⊙ h) + b);  h_t = (1 − z) ⊙ h_{t-1} + z ⊙ h̃; rows r, h̃, z.
-
-    torch.nn.GRU resets after the product, and computes 1 − z first, where a gate that is nearly shut is lost.
-    """
-
-    def __init__(self, d, hidden):
-        super().__init__()
-        self.u, self.v, self.b = empty(3, hidden, d), empty(3, hidden, hidden), empty(3, hidden)
-
-    def forward(self, xs):
-        driven = torch.einsum("...td,gnd->...tgn", xs, self.u) + self.b
-
-        def step(h, current):
-            r = torch.sigmoid(current[..., 0, :] + h @ self.v[0].T)
-            z = torch.sigmoid(current[..., 2, :] + h @ self.v[2].T)
-            return (1 - z) * h + z * torch.tanh(current[..., 1, :] + (r * h) @ self.v[1].T)
-
-        states, h = [], torch.zeros_like(driven[..., 0, 0, :])
-        for current in driven.unbind(-3):
-            h = step(h, current)
-            states.append(h)
-        return torch.stack(states, -2)
-
-
-class LinearAttention(nn.Module):
-    """y_t = Σ_heads Σ_{s≤t} decay^{t-s} (W_V x_s) (W_K x_s · W_Q x_t); decay 1 unless there is one."""
-
-    def __init__(self, d, heads, d_key, d_out, decay=False):
-        super().__init__()
-        self.w_value = empty(heads, d_out, d)
-        self.w_key, self.w_query = empty(heads, d_key, d), empty(heads, d_key, d)
-        self.decay = empty(heads) if decay else None
-
-    def forward(self, xs):
-        v, k, q = (torch.einsum("...td,hkd->...htk", xs, w) for w in (self.w_value, self.w_key, self.w_query))
-        time = torch.arange(xs.shape[-2], device=xs.device)
-        lag = time[:, None] - time[None, :]
-        weight = (lag >= 0).to(xs.dtype)
-        if self.decay is not None:
-            weight = weight * self.decay[:, None, None] ** lag.clamp(min=0)
-        return torch.einsum("...hts,...hsv->...tv", weight * (q @ k.transpose(-1, -2)), v)
-
-
-class Stack(nn.Module):
-    """y = readout(cell_L(… cell_1(embedding(x))))."""
-
-    def __init__(self, d, width, cells, d_out):
-        super().__init__()
-        self.embedding = nn.Linear(d, width)
-        self.cells = nn.ModuleList([build(cell) for cell in cells])
-        last = cells[-1].get("d_out", cells[-1]["hidden"])
-        self.readout = nn.Linear(last, d_out)
-
-    def forward(self, xs):
-        signal = self.embedding(xs)
-        for cell in self.cells:
-            signal = cell(signal)
-        return self.readout(signal)
+        if xs.ndim == 3:
+            states, step = [state.expand(len(xs), *state.shape) for state in states], torch.vmap(step)
+        for x in xs.unbind(-2):
+            states, y = step(states, x)
+            ys.append(y)
+        return torch.stack(ys, -2)
 
 
 class Recurrent(nn.Module):
@@ -171,15 +151,16 @@ def build(description):
     sizes = {name: value for name, value in description.items() if name not in ("class", "ours")}
     if description["class"] in ("LSTM", "GRU"):
         return getattr(nn, description["class"])(**sizes, batch_first=True)
-    known = {one.__name__: one for one in (GatedRNN, LRU, PaperGRU, LinearAttention, Stack, Recurrent)}
-    return known[description["class"]](**sizes)
+    return {"Program": Program, "Recurrent": Recurrent}[description["class"]](**sizes)
 
 
 def load(path):
     """The network in an exported file, in the dtype of its weights."""
     with safe_open(path, "pt") as file:
-        network = build(json.loads(file.metadata()["underhood"]))
+        description = json.loads(file.metadata()["underhood"])
+        network = build(description)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     network.to(max((tensor.dtype for tensor in tensors.values()), key=lambda dtype: dtype.itemsize))
     network.load_state_dict(tensors, strict=True)
+    network.underhood = {"ours": description["ours"]}  # for the way back
     return network.eval()

@@ -3,7 +3,8 @@
     model                              state dict
     a stack of LSTM (or GRU) cells     embedding.weight, embedding.bias, lstm.weight_ih_l0, …, readout.weight, …
     a cell by itself                   weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0
-    everything else                    the names of our own files (docs/format.md), for torch_modules.py
+    a cell with a public torch class   that class's own names (bridges.py), where its package is installed
+    everything else                    the names of our own files (docs/format.md), for `Program` in torch_modules.py
 
 torch.nn.LSTM has one hidden size for all layers: smaller ones are filled up with neurons whose weights are zero,
 which stay at zero. The header says how many are real, so that a round trip gives back every bit.
@@ -13,13 +14,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 
-from underhood.arrays import as_weight
-from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, SparseMatrix, Stack
+from underhood.cells import GRU, LSTM, Stack
 from underhood.cells.gru import RESET, UPDATE
-from underhood.errors import UnderhoodError
+from underhood.cells.linear import densified
+from underhood.interop.bridges import public_form
+from underhood.interop.program import trace
 from underhood.storage.files import to_tensors
 
 LSTM_ORDER = (2, 0, 1, 3)  # torch's i, f, g, o in the order of ours: f, c̃, g, o
@@ -55,21 +56,19 @@ def to_state_dict(model: Any) -> tuple[Description, Tensors]:
             "readout.weight": _padded(readout, (len(readout), sizes["hidden"])),
             "readout.bias": np.asarray(model.readout.bias),
         }
+    if (public := public_form(model)) is not None:
+        bridge, settings, tensors = public
+        return {"class": bridge.public, "settings": settings, "ours": to_tensors(model)[0]}, tensors
+    return to_program(model)
+
+
+def to_program(model: Any) -> tuple[Description, Tensors]:
+    """For `Program` in torch_modules.py: any model, under our own names."""
     plain = densified(model)
     structure, tensors = to_tensors(plain)
-    return {**_described(plain), "ours": structure}, tensors
-
-
-def densified(model: Any) -> Any:
-    """The same model without sparse matrices, which torch's state dicts do not have."""
-
-    def is_sparse(leaf: Any) -> bool:
-        return isinstance(leaf, SparseMatrix)
-
-    def plain(leaf: Any) -> Any:
-        return as_weight(leaf.dense().astype(model.dtype)) if is_sparse(leaf) else leaf
-
-    return jax.tree.map(plain, model, is_leaf=is_sparse)
+    program = trace(plain).without_shown().as_json()
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    return {"class": "Program", "program": program, "shapes": shapes, "ours": structure}, tensors
 
 
 def _is_torchs(cells: tuple[Any, ...]) -> bool:
@@ -142,26 +141,3 @@ def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     full = np.zeros(shape, array.dtype)
     full[tuple(slice(size) for size in array.shape)] = array
     return full
-
-
-def _described(model: Any) -> Description:
-    """The class of torch_modules.py and its sizes."""
-    if isinstance(model, Stack):
-        cells = [_described(cell) for cell in model.cells]
-        return {"class": "Stack", "d": model.d, "width": model.cells[0].d, "cells": cells, "d_out": model.d_out}
-    sizes = {"d": model.d}
-    if isinstance(model, GatedRNN | DenseGatedRNN):
-        dense = isinstance(model, DenseGatedRNN)
-        more = {"hidden": model.hidden, "pre_readout": model.pre_readout, "d_out": model.d_out, "dense": dense}
-        return {"class": "GatedRNN", **sizes, **more}
-    if isinstance(model, LRU):
-        driven, read = np.shape(model.b_real)[1], np.shape(model.c_real)[0]
-        more = {"hidden": model.hidden, "driven": driven, "read": read, "d_out": model.d_out, "form": model.form}
-        return {"class": "LRU", **sizes, **more}
-    if isinstance(model, LSTM) or (isinstance(model, GRU) and model.reset == "after"):
-        # By themselves these are torch's own; a torch.nn.LSTM cannot stand in the middle of other cells.
-        raise UnderhoodError("a stack to export has cells of one kind", f"a {model.kind} beside others")
-    if isinstance(model, GRU):
-        return {"class": "PaperGRU", **sizes, "hidden": model.hidden}
-    more = {"heads": model.heads, "d_key": model.d_key, "d_out": model.d_out, "decay": model.decay is not None}
-    return {"class": "LinearAttention", **sizes, **more}

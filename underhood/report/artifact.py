@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.metadata
 import io
 import json
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -24,24 +24,13 @@ if TYPE_CHECKING:
 
     from underhood.report.charts import Chart, Panel
 
-# What the paper has, and the module that makes each.
-PAPER = {
-    "table1": "underhood.report.teacher",
-    "table2": "underhood.report.regression",
-    "table3": "underhood.report.constructions",
-    "table4": "underhood.report.constructions",
-    "figure1": "underhood.report.constructions",
-    "figure2": "underhood.report.teacher",
-    "figure3": "underhood.report.sweeps",
-    "figure4": "underhood.report.sweeps",
-    "figure5": "underhood.report.sweeps",
-}
+HOMES = ("teacher", "regression", "constructions", "sweeps", "zoo")  # modules of this folder that register artifacts
 BUDGETS = ("quick", "laptop", "paper")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One number: the paper's (None where it has none), ours, and whether ours meets what it must."""
+    """One number: the paper's (None where it has none), ours, and whether ours meets its target."""
 
     name: str
     paper: Any
@@ -59,7 +48,7 @@ class Artifact:
     figure: Figure | None = None
     seeds: tuple[int, ...] = ()
     charts: tuple[Chart, ...] = ()
-    """Curves of the figure, for whoever draws them anew."""
+    """The figure's curves, which the report page draws."""
     panels: tuple[Panel, ...] = ()
     """Its matrices of weights."""
     networks: tuple[dict[str, Any], ...] = ()
@@ -67,32 +56,59 @@ class Artifact:
 
 
 Maker = Callable[[str, Path], Artifact]  # (budget, folder for long runs) → artifact
-ARTIFACTS: Registry[Maker] = Registry("artifact")
-COVERED: dict[str, tuple[str, ...]] = {}  # the budgets in which each can be made
 
 
-def artifact(name: str, *budgets: str) -> Callable[[Maker], Maker]:
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How to make an artifact, and what the report page says about it."""
+
+    name: str
+    make: Maker
+    budgets: tuple[str, ...]
+    """Those in which it can be made."""
+    title: str = ""
+    tells: str = ""
+    """A paragraph above its charts."""
+
+    @property
+    def label(self) -> str:
+        """Table 1 for table1."""
+        return re.sub(r"(?<=\D)(?=\d)", " ", self.name).capitalize()
+
+
+ARTIFACTS: Registry[Recipe] = Registry("artifact", *(f"underhood.report.{home}" for home in HOMES))
+
+
+def artifact(name: str, *budgets: str, title: str = "", tells: str = "") -> Callable[[Maker], Maker]:
     """Decorator: the maker of an artifact, in all budgets unless some are named."""
-    COVERED[name] = budgets or BUDGETS
-    return ARTIFACTS.register(name)
+
+    def register(make: Maker) -> Maker:
+        ARTIFACTS.register(name)(Recipe(name, make, budgets or BUDGETS, title, tells))
+        return make
+
+    return register
+
+
+def place(name: str) -> tuple[int, str]:
+    """Where an artifact comes in lists and pages: tables, then figures, then others, each by name."""
+    sorts = ("table", "figure")
+    return next((at for at, sort in enumerate(sorts) if name.startswith(sort)), len(sorts)), name
 
 
 def covered(budget: str) -> list[str]:
-    """The artifacts that a budget makes, in the paper's order."""
+    """The artifacts that a budget makes."""
     if budget not in BUDGETS:
-        raise UnderhoodError("unknown budget", repr(budget), f"Known: {', '.join(BUDGETS)}.")
-    for module in dict.fromkeys(PAPER.values()):
-        importlib.import_module(module)
-    return [name for name in PAPER if budget in COVERED[name]]
+        raise UnderhoodError(f"unknown budget {budget!r}", remedy=f"Known: {', '.join(BUDGETS)}.")
+    return sorted((name for name in ARTIFACTS if budget in ARTIFACTS[name].budgets), key=place)
 
 
 def require_covered(name: str, budget: str) -> None:
     """An artifact that is asked for by name exists, and in this budget."""
-    if name not in PAPER:
-        raise UnderhoodError("unknown artifact", repr(name), f"Known: {', '.join(PAPER)}.")
     if name not in covered(budget):
-        budgets = " and ".join(COVERED[name])
-        raise UnderhoodError(f"{name} is made with the budgets {budgets}", budget, f"Use --budget {COVERED[name][0]}.")
+        budgets = ARTIFACTS[name].budgets  # an unknown name is refused here
+        raise UnderhoodError(
+            f"expected the budget {' or '.join(budgets)} for {name}", budget, f"Use --budget {budgets[0]}."
+        )
 
 
 def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str, Any]]:
@@ -100,7 +116,7 @@ def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str
     require_covered(name, budget)
     folder = make_folder(out / budget)
     began = time.perf_counter()
-    artifact = ARTIFACTS[name](budget, out / budget / "runs")
+    artifact = ARTIFACTS[name].make(budget, out / budget / "runs")
     record = {
         "artifact": name,
         "budget": budget,
@@ -120,8 +136,8 @@ def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str
 def rendered(figure: Figure, suffix: str) -> bytes:
     """The figure as a file's bytes, without a date, so that the same figure is the same file."""
     buffer = io.BytesIO()
-    metadata = {"CreationDate": None} if suffix == "pdf" else {"Software": None}
-    figure.savefig(buffer, format=suffix, dpi=160, bbox_inches="tight", metadata=metadata)
+    dated = {"pdf": "CreationDate", "png": "Software", "svg": "Date"}[suffix]
+    figure.savefig(buffer, format=suffix, dpi=160, bbox_inches="tight", metadata={dated: None})
     return buffer.getvalue()
 
 
@@ -142,12 +158,17 @@ def provenance(artifact: Artifact, seconds: float) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, marked where it was changed since; none outside a checkout."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+    """The commit of the source, "-dirty" where underhood/ was changed since; none outside a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    if not (package.parent / ".git").exists():
         return None
     try:
-        asked = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        # Results are written into the same checkout: only changes of the source make a commit dirty.
+        return _git(package, "rev-parse", "HEAD") + "-dirty" * bool(_git(package, "status", "--porcelain", "--", "."))
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    asked = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -10,13 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FormatStrFormatter, LogLocator, NullFormatter
 
 from underhood.cells.gated_rnn import GatedRNN
 from underhood.cells.linear import dense
-from underhood.report.drawing import FAINT, INK, SERIES, style_curves
-from underhood.report.svg import FEW
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +24,10 @@ class Curve:
     y: list[float]
     low: list[float]
     high: list[float]
+    model: str | None = None
+    """The architecture whose colour it has."""
+    dash: int | None = None
+    """What tells curves of one colour apart: layers beyond the first, or a second optimiser."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,9 @@ def weight_panels(model: GatedRNN) -> tuple[Panel, ...]:
     )
 
 
-def curve_over_seeds(name: str, points: Sequence[tuple[float, Sequence[float]]]) -> Curve:
+def curve_over_seeds(
+    name: str, points: Sequence[tuple[float, Sequence[float]]], model: str | None = None, dash: int | None = None
+) -> Curve:
     """The median over seeds at each x, from the least to the greatest of them."""
     points = sorted(points)
     values = [np.asarray(at, float) for _, at in points]
@@ -89,43 +91,6 @@ def curve_over_seeds(name: str, points: Sequence[tuple[float, Sequence[float]]])
         [float(np.median(at)) for at in values],
         [float(at.min()) for at in values],
         [float(at.max()) for at in values],
+        model,
+        dash,
     )
-
-
-def draw_chart(axes: Axes, chart: Chart, *, legend: bool = True) -> None:
-    """A chart in the style of the figures."""
-    style_curves(axes, chart.x_label, chart.y_label, chart.name)
-    if chart.log_x:
-        axes.set_xscale("log")
-        widths = sorted({x for curve in chart.curves for x in curve.x})
-        few = chart.joined and len(widths) <= FEW
-        axes.xaxis.set_major_locator(FixedLocator(widths) if few else LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    if chart.log_y:
-        axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    for index, curve in enumerate(chart.curves):
-        colour = SERIES[index % len(SERIES)]
-        style = ("-", "--", ":")[index // len(SERIES) % 3] if chart.joined else "none"
-        marker = "osv"[index // len(SERIES) % 3]
-        look = {
-            "linestyle": style,
-            "marker": marker,
-            "markersize": 3 if chart.joined else 4.5,
-            "linewidth": 1.3,
-            "color": colour,
-        }
-        axes.plot(curve.x, curve.y, label=curve.name, **look)
-        if chart.joined:
-            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
-    for name, x in chart.marks:
-        axes.axvline(x, color=FAINT, linewidth=0.8, linestyle=":")
-        axes.annotate(name, (x, 0.98), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, color=INK, va="top")
-    for name, y in chart.levels:
-        axes.axhline(y, color=FAINT, linewidth=0.9, linestyle="--")
-        axes.annotate(
-            name, (0.01, y), xycoords=("axes fraction", "data"), fontsize=7, color=INK, ha="left", va="bottom"
-        )
-    if legend and len(chart.curves) > 1:
-        axes.legend(fontsize=7, frameon=False)

@@ -21,15 +21,17 @@ from underhood.construct.gru import attention_to_gru, to_gru
 from underhood.construct.targets import ATTENTION, GATED, TARGETS
 from underhood.construct.verify import measure
 from underhood.errors import NotConstructible
+from underhood.report.architectures import ATTENTION as ATTENTION_KIND
+from underhood.report.architectures import stacked
 from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.charts import WEIGHT_CAPTIONS, Chart, Curve, weight_panels
-from underhood.report.drawing import SERIES, Line, draw_pipeline, draw_table, new_figure, style_curves, text_of
+from underhood.report.drawing import Line, draw_pipeline, draw_table, new_figure, text_of
+from underhood.report.plots import draw_chart, name_curves
 
 SEED = 0
 D = 4
 HORIZON = 1000
 INPUT_BOUND = 4.0
-LABELS = {"lru": "LRU", "lru-in-out": "LRU In-Out", "lru-in-skip": "LRU In-Skip", "lstm": "LSTM", "gru": "GRU"}
 LEAKS = tuple(10.0**-power for power in range(1, 13))
 
 
@@ -54,11 +56,18 @@ def fewest_layers(source: Any, target: str) -> tuple[int | None, Compiled | None
     return None, None
 
 
-@artifact("table3", "quick")
+@artifact(
+    "table3",
+    "quick",
+    title="Layers that each architecture needs",
+    tells="Every entry was compiled and measured. The paper has a dash for the GRU: one layer computes linear "
+    "attention, two compute any gated RNN of Eq. 2, and the error falls with what the update gate lets "
+    "through.",
+)
 def table3(budget: str, runs: Path) -> Artifact:
     sources = {GATED: gated_source(), ATTENTION: random_attention(D, seed=SEED)}
     rows, lines = [], []
-    for target, label in LABELS.items():
+    for target, label in stacked().items():
         line = [label]
         for column, source in sources.items():
             layers, compiled = fewest_layers(source, target)
@@ -70,55 +79,58 @@ def table3(budget: str, runs: Path) -> Artifact:
             error = text_of(compiled.max_rel_error) if compiled else "–"
             line += [text_of(paper), str(layers or "–"), error]
         lines.append(line)
-    leaks, curves = leak_curves(sources)
-    for name, errors in curves.items():
-        falling = all(np.array(errors[:-1]) * 1.5 > np.array(errors[1:]))
-        rows.append(Row(f"GRU, {name}: error at δ = 10⁻¹² against 10⁻¹", None, errors[-1] / errors[0], falling))
-    settings = {"d": D, "horizon": HORIZON, "input_bound": INPUT_BOUND, "order": 1, "leaks": list(leaks)}
-    lines_of = [Curve(name, list(leaks), errors, errors, errors) for name, errors in curves.items()]
-    names = ("the GRU, where the paper has a dash", "δ, what the update gate lets through")
-    chart = Chart(*names, "largest error / largest output", tuple(lines_of))
-    figure = _table3_figure(lines, leaks, curves)
-    return Artifact("table3", rows, settings, figure, seeds=(SEED,), charts=(chart,))
+    curves = leak_curves(sources)
+    for curve in curves:
+        falling = all(np.array(curve.y[:-1]) * 1.5 > np.array(curve.y[1:]))
+        rows.append(Row(f"GRU, {curve.name}: error at δ = 10⁻¹² against 10⁻¹", None, curve.y[-1] / curve.y[0], falling))
+    settings = {"d": D, "horizon": HORIZON, "input_bound": INPUT_BOUND, "order": 1, "leaks": list(LEAKS)}
+    names = ("The GRU, where the paper has a dash", "δ, what the update gate lets through")
+    chart = Chart(*names, "largest error / largest output", tuple(curves))
+    return Artifact("table3", rows, settings, _table3_figure(lines, chart), seeds=(SEED,), charts=(chart,))
 
 
-def leak_curves(sources: dict[str, Any]) -> tuple[tuple[float, ...], dict[str, list[float]]]:
-    """The GRU's error against δ = σ(b), what its nearly shut gate lets through."""
+def leak_curves(sources: dict[str, Any]) -> list[Curve]:
+    """The GRU's error against δ = σ(b), what its nearly shut gate lets through; the colour is that of the source."""
     envelope = Envelope(INPUT_BOUND, 100, np.dtype(np.float64))
     attention, gated = sources[ATTENTION], sources[GATED]
     form = rank_revealed(attention)
     ways = {
-        "attention, 1 layer": lambda leak: (attention, attention_to_gru(form, envelope, 2, leak=leak)),
-        "attention, 2 layers": lambda leak: (attention, to_gru(to_gated_rnn(form), envelope, 2, leak=leak)),
-        "gated RNN, 2 layers": lambda leak: (gated, to_gru(gated, envelope, 2, leak=leak)),
+        ("attention", ATTENTION_KIND, 1): lambda leak: (attention, attention_to_gru(form, envelope, 2, leak=leak)),
+        ("attention", ATTENTION_KIND, 2): lambda leak: (attention, to_gru(to_gated_rnn(form), envelope, 2, leak=leak)),
+        ("gated RNN", "gated-rnn", 2): lambda leak: (gated, to_gru(gated, envelope, 2, leak=leak)),
     }
-    curves: dict[str, list[float]] = {}
-    for name, way in ways.items():
-        curves[name] = []
+    curves = []
+    for (name, model, layers), way in ways.items():
+        errors = []
         for leak in LEAKS:
             source, lowered = way(leak)
-            curves[name].append(measure(source, lowered.model, envelope).max_rel_error)
-    return LEAKS, curves
+            errors.append(measure(source, lowered.model, envelope).max_rel_error)
+        name = f"{name}, {layers} layer{'s' * (layers > 1)}"
+        curves.append(Curve(name, list(LEAKS), errors, errors, errors, model, layers - 1))
+    return curves
 
 
-def _table3_figure(lines: list[list[str]], leaks: tuple[float, ...], curves: dict[str, list[float]]) -> Figure:
-    figure = new_figure(11.5, 3.4)
-    left, right = figure.subplots(1, 2, width_ratios=[1.5, 1], gridspec_kw={"wspace": 0.16})
+def _table3_figure(lines: list[list[str]], chart: Chart) -> Figure:
+    figure = new_figure(12, 3.2)
+    left, right = figure.subplots(1, 2, width_ratios=[1.7, 1], gridspec_kw={"wspace": 0.17})
     header = ["", "paper", "here", "error", "paper", "here", "error"]
     draw_table(left, header, lines, [1.6, 0.8, 0.7, 1.3, 0.8, 0.7, 1.3])
     left.text(0.42, -0.75, "simplified gated RNN", ha="center", fontsize=9.5)
     left.text(0.81, -0.75, "linear self-attention", ha="center", fontsize=9.5)
     left.set_title("Table 3: layers needed, and the error measured with them", fontsize=10, loc="left", pad=24)
-    for color, marker, (name, errors) in zip(SERIES, "os^", curves.items(), strict=False):
-        right.loglog(leaks, errors, marker=marker, color=color, markersize=4, linewidth=1.4, label=name)
+    draw_chart(right, chart)
+    right.set_title(chart.name, fontsize=10, loc="left", pad=24)
     right.invert_xaxis()
-    style_curves(right, "δ, what the update gate lets through", "largest error / largest output", "")
-    right.set_title("the GRU, where the paper has a dash", fontsize=10, loc="left", pad=24)
-    right.legend(fontsize=8, frameon=False)
+    name_curves(right, chart)
     return figure
 
 
-@artifact("table4", "quick")
+@artifact(
+    "table4",
+    "quick",
+    title="The weights that make an LSTM attention",
+    tells="U, V and b of each gate, read from the compiled LSTM, next to the paper's entries.",
+)
 def table4(budget: str, runs: Path) -> Artifact:
     attention, gated = random_attention(D, seed=SEED), gated_source()
     one, two = (compile(source, to="lstm", horizon=HORIZON, input_bound=INPUT_BOUND) for source in (attention, gated))
@@ -206,7 +218,13 @@ def _forgets_as(source: GatedRNN, biases: Any) -> bool:
     return np.array_equal(np.unique(np.round(gates, 12)), wanted)
 
 
-@artifact("figure1", "quick")
+@artifact(
+    "figure1",
+    "quick",
+    title="Attention as a gated RNN",
+    tells="Memory neurons (λ = 1) sum products of values and keys, forget neurons (λ = 0) hold the current query, "
+    "the output gating multiplies the two, and D adds up. Blue is positive, red negative, grey zero.",
+)
 def figure1(budget: str, runs: Path) -> Artifact:
     attention = random_attention(D, seed=SEED)
     full, small, least = (

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from underhood.data import LinearRegression
+from underhood.data.linear_regression import regression_signs
 from underhood.fit.config import SECTION_4_2, SECTION_4_2_HIDDEN
 from underhood.fit.levenberg import fit_levenberg
 from underhood.fit.population import members_of
 from underhood.fit.problems import outputs_of
 from underhood.fit.runs import fit_population
-from underhood.fit.symmetry import regression_signs
 from underhood.identify.decompile import decompile
 from underhood.model import make_model
 from underhood.report.artifact import Artifact, Row, artifact
@@ -67,10 +67,19 @@ def paper_networks(runs: Path) -> list[Any]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     watch = Pace("Section 4.2", SECTION_4_2.steps)
     found = fit_population(models, members, task, SECTION_4_2, out=folder, resume=folder.exists(), watch=watch)
+    if any(run.interrupted for run in found):
+        raise KeyboardInterrupt  # half a training is no result; the checkpoint stays
     return [run.model for run in found]
 
 
-@artifact("table2", "quick", "paper")
+@artifact(
+    "table2",
+    "quick",
+    "paper",
+    title="Trained on regression, the network is one step of gradient descent",
+    tells="Each sequence holds examples (x, y) of a new linear map, and a question x. The coefficients of x² y in "
+    "the network's polynomial are the learning rate of one gradient step; η* is the optimal one.",
+)
 def table2(budget: str, runs: Path) -> Artifact:
     networks = quick_networks() if budget == "quick" else paper_networks(runs)
     readings = [decompile(network).in_context(D_X, D_Y, EXAMPLES) for network in networks]

@@ -13,11 +13,13 @@ from typing import Any
 
 from markupsafe import Markup
 
+from underhood.report.architectures import INK, SERIES, look_of
+
 WIDTH, HEIGHT = 480, 330
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 14, 46
 LARGEST_PANEL = 20_000  # cells; beyond it a page is slow and a cell is smaller than a dot
-COLOURS = 6
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+BANDS = 3  # curves that may have a shaded band each before bands hide one another
 FEW = 5  # places on an axis that are marked themselves, rather than round numbers near them
 
 
@@ -71,7 +73,7 @@ def chart_svg(chart: dict[str, Any], label: str) -> Markup:
     few = chart.get("joined", True) and len(places) <= FEW
     parts = [_grid([(x, _number(x)) for x in places] if few else across.ticks(), across, up, chart)]
     for index, (curve, points) in enumerate(zip(chart.get("curves") or [], curves, strict=True)):
-        parts.append(_curve(index, str(curve.get("name", "")), points, across, up, chart))
+        parts.append(_curve(index, curve, points, across, up, chart))
     parts.append(_lines(marks, levels, across, up))  # above the curves, where their names can be read
     head = '<svg class="chart" viewBox="0 0 {} {}" role="img" tabindex="0" aria-label="{}" data-keys="points">{}</svg>'
     return Markup(head).format(WIDTH, HEIGHT, label, Markup("").join(parts))
@@ -178,28 +180,45 @@ def _lines(marks: list[Any], levels: list[Any], across: Axis, up: Axis) -> Marku
     return Markup("").join(parts)
 
 
-def _curve(index: int, name: str, points: list[Any], across: Axis, up: Axis, chart: dict[str, Any]) -> Markup:
+def _curve(
+    index: int, curve: dict[str, Any], points: list[Any], across: Axis, up: Axis, chart: dict[str, Any]
+) -> Markup:
     placed = [(across(x), up(y), up(low), up(high)) for x, y, low, high in points]
-    upper = [f"{x} {high}" for x, _, _, high in placed]
-    lower = [f"{x} {low}" for x, _, low, _ in reversed(placed)]
     parts = []
     joined = bool(chart.get("joined", True))
     if joined and any(low != high for _, _, low, high in placed):
-        parts.append(Markup('<path class="band" d="M{}Z"/>').format("L".join(upper + lower)))
+        parts.append(_spread_over_seeds(placed, shaded=len(chart["curves"]) <= BANDS))
     if joined and placed:
         parts.append(Markup('<path class="line" d="M{}"/>').format("L".join(f"{x} {y}" for x, y, _, _ in placed)))
+    name, x_label, y_label = curve.get("name", ""), chart.get("x_label", "x"), chart.get("y_label", "y")
     dot = Markup('<circle cx="{}" cy="{}" r="3" data-tip="{}"/>')
     for (x, y, low, high), at in zip(points, placed, strict=True):
         band = f"\n{low:.3g} to {high:.3g} over seeds" if low != high else ""
-        tip = f"{name}\n{chart.get('x_label', 'x')}: {x:.6g}\n{chart.get('y_label', 'y')}: {y:.4g}{band}"
+        tip = f"{name}\n{x_label}: {x:.6g}\n{y_label}: {y:.4g}{band}"
         parts.append(dot.format(at[0], at[1], tip))
-    head = Markup('<g class="series {}" data-series="{}">{}</g>')
-    return head.format(series_class(index), index, Markup("").join(parts))
+    head = Markup('<g class="series {}" style="{}" data-series="{}">{}</g>')
+    return head.format(*series_look(curve, index), index, Markup("").join(parts))
 
 
-def series_class(index: int) -> str:
-    """Colour and dash of the curve: the colours come round three times."""
-    return f"s{index % COLOURS}" + ("", " dashed", " dotted")[index // COLOURS % 3]
+def _spread_over_seeds(placed: list[tuple[float, float, float, float]], *, shaded: bool) -> Markup:
+    """From the least to the greatest seed: a band, or, where bands would hide one another, a line at each point."""
+    if not shaded:
+        lines = "".join(f"M{x} {low}V{high}" for x, _, low, high in placed)
+        return Markup('<path class="whisker" d="{}"/>').format(lines)
+    upper = [f"{x} {high}" for x, _, _, high in placed]
+    lower = [f"{x} {low}" for x, _, low, _ in reversed(placed)]
+    return Markup('<path class="band" d="M{}Z"/>').format("L".join(upper + lower))
+
+
+def series_look(curve: dict[str, Any], index: int) -> tuple[str, str]:
+    """Class and style of a curve: its architecture's colour, or, in a file that names none, one by its place."""
+    model, dash = curve.get("model"), curve.get("dash")
+    known = model if isinstance(model, str) else None
+    colour, dash = look_of(known, dash if isinstance(dash, int) else None, index)
+    dashed = ("", " dashed", " dotted")[dash]
+    if colour in SERIES:
+        return f"s{SERIES.index(colour)}{dashed}", ""
+    return f"own{dashed}", f"--own:{'var(--ink)' if colour == INK else colour}"
 
 
 def _round_steps(low: float, high: float) -> list[float]:

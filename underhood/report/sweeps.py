@@ -1,7 +1,7 @@
 """Sections 3.2, 3.3 and 4.3, Figures 3, 4 and 5: what widths and architectures find attention, and learn in context.
 
-One sweep holds the runs of all three figures. Its results stand beside the figures (sweep/results.jsonl), so that
-they are drawn anew without training; whatever is missing there is trained.
+One sweep holds the runs of all three figures. Its results are kept beside the figures (sweep/results.jsonl), and
+`underhood reproduce figure4 --budget laptop` draws from them; only what is missing there is trained.
 """
 
 from __future__ import annotations
@@ -12,21 +12,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from underhood.data import LinearRegression
+from underhood.model import ARCHITECTURES
+from underhood.report.architectures import COMPARED, stacked
 from underhood.report.artifact import Artifact, Row, artifact
-from underhood.report.charts import Chart, Curve, curve_over_seeds, draw_chart
-from underhood.report.drawing import new_figure
-from underhood.report.findings import WIDTHS, findings_3, findings_4, findings_5
+from underhood.report.charts import Chart, Curve, curve_over_seeds
+from underhood.report.findings import WIDTHS, findings_3, findings_4, findings_5, gradient_step_loss
+from underhood.report.plots import draw_charts
 from underhood.sweep.spec import Sweep, parse
 from underhood.sweep.sweep import Teller, run_sweep
 
 TEACHER, REGRESSION, D = "teacher-student", "linear-regression", 6
-GATED = {"gated-rnn": "gated RNN", "gated-rnn-dense": "gated RNN, dense"}
-STACKS = {"lru": "LRU", "lru-in-out": "LRU In-Out", "lru-in-skip": "LRU In-Skip", "lstm": "LSTM", "gru": "GRU"}
-NAMES = {**GATED, **STACKS}
-
 Records = list[dict[str, Any]]
 
 # The same runs in both budgets; laptop has fewer steps, seeds and neurons, and a rate that suits few steps.
@@ -62,23 +57,24 @@ def sweep_of(budget: str) -> Sweep:
     rate = {"learning_rate": sizes["learning_rate"]}
     runs: list[dict[str, Any]] = []
     for task in (TEACHER, REGRESSION):
-        common = {"task": task, "d": D} if task == TEACHER else {"task": task}
+        common = {"task": task, "weight_decay": 0.0, **({"d": D} if task == TEACHER else {})}
         widths = {**common, **rate, "hidden": WIDTHS_TRIED[task], "steps": sizes["width_steps"][task]}
         runs.append({**widths, "seeds": sizes["width_seeds"]})
         runs.append({**common, "hidden": SECOND_ORDER[task], "optimizer": "levenberg", **sizes["second_order"]})
         others = {**common, **rate, "hidden": sizes["hidden"], "steps": sizes["steps"][task], "probe": True}
         others["seeds"] = sizes["seeds"]
-        runs.append({**others, "model": list(GATED)})
-        runs.append({**others, "model": list(STACKS), "layers": [1, 2]})
+        stacks = list(stacked())
+        runs.append({**others, "model": [name for name in COMPARED if name not in stacks]})
+        runs.append({**others, "model": stacks, "layers": [1, 2]})
         if task == TEACHER and sizes["long"]:
             # Who comes how close to a teacher shows late: one width beyond the transition, for longer.
-            runs.append({**common, **rate, "model": list(NAMES), "probe": True, **sizes["long"]})
+            runs.append({**common, **rate, "model": list(COMPARED), "probe": True, **sizes["long"]})
     return parse({"name": f"figures 3 to 5, {budget}", "runs": runs})
 
 
 @functools.cache
 def records_of(budget: str, folder: Path) -> tuple[dict[str, Any], ...]:
-    """The runs of the figures; those that do not stand in the folder yet are trained."""
+    """The runs of the figures; those that the folder does not hold yet are trained."""
     return tuple(run_sweep(sweep_of(budget), folder, resume=True, watch=Teller()))
 
 
@@ -88,42 +84,54 @@ def _make(
     runs: Path,
     charts: Callable[[Records, dict[str, Any]], tuple[Chart, ...]],
     findings: Callable[[Records], list[Row]],
+    *,
+    legend: bool = False,
 ) -> Artifact:
-    # Not among the runs, which are not kept: a line a run is small, and all that the figures need.
+    # Beside the folder of runs, which is not kept: a line a run is small, and all that the figures need.
     records = [record for record in records_of(budget, runs.parent / "sweep") if record["status"] == "done"]
     made = charts(records, SIZES[budget])
     settings = {**SIZES[budget], "d": D, "runs": len(records), "seconds": round(sum(r["seconds"] for r in records))}
-    figure = new_figure(5.2 * min(len(made), 2), 3.9 * -(-len(made) // 2))
-    for axes, chart in zip(np.ravel(figure.subplots(-(-len(made) // 2), min(len(made), 2))), made, strict=False):
-        draw_chart(axes, chart, legend=len(made) % 2 == 0)
-    for axes in figure.axes[len(made) :]:
-        axes.set_visible(False)
-    if len(made) % 2:  # the empty place holds the names, which would cover the curves
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="center", bbox_to_anchor=(0.75, 0.5 / -(-len(made) // 2)), ncol=2, fontsize=9
-        )
-    figure.tight_layout()
     seeds = tuple(sorted({record["seed"] for record in records}))
+    figure = draw_charts(made, legend=legend)
     return Artifact(name, findings(records), settings, figure, seeds=seeds, charts=made)
 
 
-@artifact("figure3", "laptop", "paper")
+@artifact(
+    "figure3",
+    "laptop",
+    "paper",
+    title="How large a network must be to find attention",
+    tells="Loss against the number of hidden neurons. Lines are medians over seeds, bands span the seeds.",
+)
 def figure3(budget: str, runs: Path) -> Artifact:
     """Loss against width: where AdamW finds attention, and where the second-order solver does."""
     return _make("figure3", budget, runs, _charts_3, findings_3)
 
 
-@artifact("figure4", "laptop", "paper")
+@artifact(
+    "figure4",
+    "laptop",
+    "paper",
+    title="Which architectures find attention",
+    tells="Loss of each architecture against its size, and against its distance from attention. Lines are medians "
+    "over seeds, vertical strokes span the seeds.",
+)
 def figure4(budget: str, runs: Path) -> Artifact:
-    """Architectures on both tasks, one layer each."""
+    """Architectures on both tasks, one layer each; wider and for longer, who comes close to the teacher."""
     return _make("figure4", budget, runs, _charts_4, findings_4)
 
 
-@artifact("figure5", "laptop", "paper")
+@artifact(
+    "figure5",
+    "laptop",
+    "paper",
+    title="All architectures, one layer and two",
+    tells="Training and validation loss against parameters and width. Dashes are two layers. The last chart shows "
+    "whether networks close to attention learn better in context.",
+)
 def figure5(budget: str, runs: Path) -> Artifact:
-    """All forms with one layer and two, against parameters and width, and closeness to attention."""
-    return _make("figure5", budget, runs, _charts_5, findings_5)
+    """All of them with one layer and two, against parameters and width, and closeness to attention."""
+    return _make("figure5", budget, runs, _charts_5, findings_5, legend=True)
 
 
 def _charts_3(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
@@ -135,11 +143,11 @@ def _charts_3(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
         ("B  in-context regression", REGRESSION, "excess", "loss − optimal gradient step's"),
     ):
         curves = []
-        for name, optimizer in (("AdamW", "adamw"), ("second order", "levenberg")):
+        for dash, (name, optimizer) in enumerate((("AdamW", "adamw"), ("second order", "levenberg"))):
             chosen = [r for r in records if r["task"] == task and r["optimizer"] == optimizer]
             if optimizer == "adamw":
                 chosen = [r for r in chosen if r["model"] == "gated-rnn" and r["steps"] == sizes["width_steps"][task]]
-            curves.append(_curve(name, chosen, "hidden", quantity))
+            curves.append(_curve(name, chosen, "hidden", quantity, model="gated-rnn", dash=dash))
         shown = marks if task == TEACHER else (*marks, least)
         charts.append(Chart(title, "hidden neurons", label, tuple(curves), marks=shown))
     return tuple(charts)
@@ -155,11 +163,12 @@ def _charts_4(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
     if long is None:
         return charts
     late = [r for r in records if r["probe"] and r["task"] == TEACHER and r["steps"] == long["steps"]]
-    title = f"C  teacher-student, {long['hidden']} neurons, {long['steps']:,} steps"
-    return (
-        *charts,
-        dataclasses.replace(_by_model(title, late, TEACHER, "parameters", "validation_loss"), joined=False),
-    )
+    titles = {
+        f"C  teacher-student, {long['hidden']} neurons, {long['steps']:,} steps": "parameters",
+        "D  the same networks by distance from attention": "distance",
+    }
+    clouds = (_cloud(title, late, x) for title, x in titles.items())
+    return (*charts, *clouds)
 
 
 def _charts_5(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
@@ -170,18 +179,10 @@ def _charts_5(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
         for what, quantity in (("training", "held_out_loss"), ("validation", "validation_loss"))
         for x in ("parameters", "hidden")
     ]
-    cloud = []
-    for model, name in NAMES.items():
-        points = [r for r in chosen if r["model"] == model and r["task"] == REGRESSION]
-        x = [max(1 - r["attention_r2"], 1e-6) for r in points]
-        y = [r["validation_loss"] for r in points]
-        cloud.append(Curve(name, x, y, y, y))
     title = "in-context regression: distance from attention against loss"
-    levels = (("gradient step", LinearRegression().optimal_loss(validation=True)),)
-    charts.append(
-        Chart(title, "1 − R² of the nearest attention", "validation loss", tuple(cloud), (), levels, joined=False)
-    )
-    return tuple(charts)
+    levels = (("gradient step", gradient_step_loss(validation=True)),)
+    cloud = _cloud(title, [r for r in chosen if r["task"] == REGRESSION], "distance")
+    return (*charts, dataclasses.replace(cloud, levels=levels))
 
 
 def compared(records: Iterable[dict[str, Any]], sizes: dict[str, Any]) -> Records:
@@ -189,24 +190,51 @@ def compared(records: Iterable[dict[str, Any]], sizes: dict[str, Any]) -> Record
     return [r for r in records if r["probe"] and r["steps"] == sizes["steps"][r["task"]]]
 
 
+LABELS = {
+    "hidden": "hidden neurons",
+    "parameters": "parameters",
+    "held_out_loss": "training loss",
+    "validation_loss": "validation loss",
+    "distance": "1 − R² of the nearest attention",
+}
+
+
 def _by_model(title: str, records: Records, task: str, x: str, quantity: str) -> Chart:
-    chosen = [r for r in records if r["task"] == task]
-    several = len({r["layers"] for r in chosen}) > 1
-    curves = []
-    for layers in (1, 2):
-        for model, name in NAMES.items():
-            points = [r for r in chosen if (r["model"], r["layers"]) == (model, layers)]
-            if points:
-                curves.append(_curve(f"{name}, {layers}" if several and model in STACKS else name, points, x, quantity))
-    optimum = LinearRegression().optimal_loss(validation=quantity == "validation_loss")
+    kinds = _kinds([r for r in records if r["task"] == task])
+    curves = tuple(_curve(name, alike, x, quantity, model, layers - 1) for (name, model, layers), alike in kinds)
+    optimum = gradient_step_loss(validation=quantity == "validation_loss")
     levels = (("gradient step", optimum),) if task == REGRESSION else ()
-    labels = {"hidden": "hidden neurons", "held_out_loss": "training loss", "validation_loss": "validation loss"}
-    return Chart(title, labels.get(x, x), labels[quantity], tuple(curves), levels=levels)
+    return Chart(title, LABELS[x], LABELS[quantity], curves, levels=levels)
 
 
-def _curve(name: str, records: Records, x: str, quantity: str) -> Curve:
+def _cloud(title: str, records: Records, x: str) -> Chart:
+    """A point for each run: its validation loss against its size, or against its distance from attention."""
+    curves = []
+    for (name, model, layers), alike in _kinds(records):
+        places = [max(1 - r["attention_r2"], 1e-9) if x == "distance" else float(r[x]) for r in alike]
+        losses = [r["validation_loss"] for r in alike]
+        curves.append(Curve(name, places, losses, losses, losses, model, layers - 1))
+    return Chart(title, LABELS[x], LABELS["validation_loss"], tuple(curves), joined=False)
+
+
+def _kinds(records: Records) -> list[tuple[tuple[str, str, int], Records]]:
+    """(label, architecture, layers) and its runs; layers are in the label where they differ among the records."""
+    several = len({r["layers"] for r in records}) > 1
+    found = []
+    for layers in sorted({r["layers"] for r in records}):
+        for model in COMPARED:
+            alike = [r for r in records if (r["model"], r["layers"]) == (model, layers)]
+            label = ARCHITECTURES[model].label
+            if several and model in stacked():
+                label = f"{label}, {layers} layer{'s' * (layers > 1)}"
+            if alike:
+                found.append(((label, model, layers), alike))
+    return found
+
+
+def _curve(name: str, records: Records, x: str, quantity: str, model: str, dash: int) -> Curve:
     at: dict[float, list[float]] = {}
     for record in records:
         # A paired excess is a difference of two losses: below its noise it may come out negative.
         at.setdefault(record[x], []).append(max(record[quantity], 1e-9) if quantity == "excess" else record[quantity])
-    return curve_over_seeds(name, list(at.items()))
+    return curve_over_seeds(name, list(at.items()), model, dash)

@@ -139,12 +139,14 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str
     try:
         entries = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
-        raise UnderhoodError(f"{path} is a whole safetensors file", error) from None
+        raise UnderhoodError(
+            f"{path} is not a whole safetensors file: {error}", remedy=_remedy(path, content)
+        ) from None
     (length,) = struct.unpack("<Q", content[:8])
     try:
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
     except (ValueError, RecursionError) as error:
-        raise UnderhoodError(f"{path} is a whole safetensors file", error) from None
+        raise UnderhoodError(f"{path} is not a whole safetensors file: {error}") from None
     tensors = {}
     for name, entry in entries:
         if entry["dtype"] not in _DTYPES:
@@ -156,6 +158,13 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str
         except ValueError as error:  # 65 axes, or sides beside a 0 that no memory could have
             raise UnderhoodError(f"{path}: {name} has the shape of an array", error) from None
     return metadata, tensors
+
+
+def _remedy(path: str | os.PathLike[str], content: bytes) -> str:
+    """Weights of torch and NumPy come in through `import`: zip archives, and bare pickles of an older torch."""
+    if content.startswith((b"PK\x03\x04", b"\x80")):
+        return f"Import it first: underhood import {path} --kind lstm (or another) --out FILE."
+    return ""
 
 
 def _parse_json(path: Any, header: dict[str, str], key: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import underhood
 from underhood.errors import UnderhoodError
-from underhood.sweep.job import Result, run_job
+from underhood.sweep.job import Result, failures, run_job
 
 PATIENCE = 60.0  # seconds without a scheduler before giving up
 RETRIES = 3
@@ -56,28 +56,25 @@ def run_on_cluster(
                 warn(f"the scheduler at {address} is gone; {len(waiting)} jobs wait for it to come back")
             if now - unreachable > patience:
                 raise UnderhoodError(
-                    f"a dask scheduler answers at {address}",
-                    str(error).splitlines()[0] if str(error) else type(error).__name__,
-                    "Start one: dask scheduler --host 127.0.0.1. What ended is kept: --resume.",
+                    f"no dask scheduler answers at {address}: "
+                    + (str(error).splitlines()[0] if str(error) else type(error).__name__),
+                    remedy="Start one: dask scheduler --host 127.0.0.1. What ended is kept: --resume.",
                 ) from None
             time.sleep(0.5)
 
 
 def _gathered(distributed: Any, client: Any, jobs: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[Result]]]:
-    keys = {f"underhood-{job['id']}": job["id"] for job in jobs}
-    futures = [
-        client.submit(run_job, job, key=key, retries=RETRIES, pure=False) for key, job in zip(keys, jobs, strict=True)
-    ]
+    by_key = {f"underhood-{job['id']}": job for job in jobs}
+    futures = [client.submit(run_job, job, key=key, retries=RETRIES, pure=False) for key, job in by_key.items()]
     for future in distributed.as_completed(futures, loop=client.loop):
         if future.status == "cancelled":
             raise distributed.CancelledError(future.key)  # the scheduler was restarted and knows nothing of it
         try:
             results = future.result()
-        except distributed.KilledWorker as error:
-            raise UnderhoodError(
-                "a job survives; every worker that took it died", str(error).splitlines()[0], "Too little memory?"
-            ) from None
-        yield keys[future.key], results
+        except distributed.KilledWorker:
+            reason = "every worker that took it died: too little memory?"
+            results = failures(by_key[future.key], reason, own=False)
+        yield by_key[future.key]["id"], results
         future.release()
 
 
@@ -101,9 +98,7 @@ def _require_same_version(client: Any) -> None:
     other = {worker: version for worker, version in versions.items() if version != underhood.__version__}
     if other:
         worker, version = next(iter(other.items()))
-        raise UnderhoodError(
-            f"workers have underhood {underhood.__version__}, as the client has", f"{version} on {worker}"
-        )
+        raise UnderhoodError(f"expected workers with underhood {underhood.__version__}", f"{version} on {worker}")
 
 
 def _version() -> str:
@@ -120,7 +115,5 @@ def _distributed() -> Any:
     try:
         import distributed
     except ImportError:
-        raise UnderhoodError(
-            "--scheduler needs dask", "an installation without it", "pip install 'underhood[distributed]'"
-        ) from None
+        raise UnderhoodError("--scheduler needs dask", remedy="pip install 'underhood[distributed]'") from None
     return distributed

@@ -1,37 +1,40 @@
 """A job: runs of one shape, which train side by side in one compiled program; what a worker is handed.
 
 A job goes out and comes back as plain JSON, and its numbers follow from it alone: whichever worker takes it, and
-however often it is started anew, they are the same.
+however often it is started anew, they are the same. A run that cannot be done is a record with its reason.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from underhood.data.task import HELD_OUT, VALIDATION, AbstractTask, draw
+from underhood.errors import UnderhoodError, one_line
+from underhood.memory import NotEnoughMemory
+from underhood.model import AbstractModel, make_model
 from underhood.sweep.spec import RunSpec
 
-PROBES = {"teacher-student": 512, "linear-regression": 16_384}  # sequences that closeness to attention is read from
-PAIRED = 65_536  # tasks on which a network and the optimal step are compared
+PAIRED = 65_536  # tasks on which a network and the optimal prediction are compared
 
 Result = tuple[dict[str, Any], bytes | None]  # the record of a run, and its network where it is kept
 
 
 def jobs_of(runs: Sequence[RunSpec], *, checkpoint_every: int, keep_models: bool) -> list[dict[str, Any]]:
     """Runs grouped by shape, the widest first: a long job that starts last would leave the other workers idle."""
-    groups: dict[tuple[Any, ...], list[RunSpec]] = {}
+    groups: dict[str, list[RunSpec]] = {}
     for run in runs:
         groups.setdefault(run.shape, []).append(run)
     ordered = sorted(groups.values(), key=lambda group: -_cost(group))
     return [
         {
             "id": hashlib.sha256("".join(run.id for run in group).encode()).hexdigest()[:16],
-            "runs": [run.model_dump() for run in group],
+            "runs": [run.as_dict() for run in group],
             "checkpoint_every": checkpoint_every,
             "keep_models": keep_models,
         }
@@ -44,7 +47,7 @@ def _cost(group: Sequence[RunSpec]) -> float:
     run = group[0]
     if run.optimizer == "levenberg":
         return 1e11  # a minute or two, whatever the width
-    tokens = run.steps * run.batch_size * (run.length if run.task == "teacher-student" else run.examples + 1)
+    tokens = run.steps * run.batch_size * run.make_task().steps
     return 1.0 * len(group) * tokens * run.layers * (run.hidden**2 + 50 * run.hidden)
 
 
@@ -54,22 +57,35 @@ def run_job(job: dict[str, Any], folder: str | None = None) -> list[Result]:
 
     runs = [RunSpec(**run) for run in job["runs"]]
     where = None if folder is None else Path(folder)
-    if runs[0].optimizer == "levenberg":
-        return [_second_order(run, job) for run in runs]
     try:
+        if runs[0].optimizer == "levenberg":
+            return [_second_order(run, job) for run in runs]
         return _first_order(runs, job, where)
-    except Diverged as error:
-        if len(runs) == 1:
-            return [({"id": runs[0].id, **runs[0].model_dump(), "status": "failed", "reason": str(error)}, None)]
-        # One run of the group turned NaN: the others do not depend on it.
-        parts = [None if where is None else where.with_name(f"{where.name}-{run.id}") for run in runs]
-        alone = [{**job, "runs": [run.model_dump()]} for run in runs]
-        return [run_job(one, part and str(part))[0] for one, part in zip(alone, parts, strict=True)]
+    except (Diverged, NotEnoughMemory) as error:
+        reason, own = str(error), isinstance(error, Diverged)
+    except (UnderhoodError, OSError):
+        raise  # not this run's doing: a disk that is full, a folder that is gone
+    except Exception as error:  # of jax, for want of memory, or of a task of somebody else's
+        reason, own = f"{type(error).__name__}: {one_line(error)[:300]}", False
+    if len(runs) == 1:
+        return failures(job, reason, own=own)
+    # One run of the group failed: the others do not depend on it.
+    parts = [None if where is None else where.with_name(f"{where.name}-{run.id}") for run in runs]
+    alone = [{**job, "runs": [run.as_dict()]} for run in runs]
+    return [run_job(one, part and str(part))[0] for one, part in zip(alone, parts, strict=True)]
+
+
+def failures(job: dict[str, Any], reason: str, *, own: bool) -> list[Result]:
+    """The records of runs that cannot be done; `own`: anywhere, so that a resumed sweep does not try them again."""
+    runs = (RunSpec(**run) for run in job["runs"])
+    again = {} if own else {"retry": True}
+    return [({"id": run.id, **run.as_dict(), "status": "failed", "reason": reason, **again}, None) for run in runs]
 
 
 def _first_order(runs: list[RunSpec], job: dict[str, Any], folder: Path | None) -> list[Result]:
     from underhood.fit.config import FitConfig
     from underhood.fit.population import Member
+    from underhood.fit.room import require_room, shape_of
     from underhood.fit.runs import fit_population
 
     one, task = runs[0], runs[0].make_task()
@@ -78,8 +94,10 @@ def _first_order(runs: list[RunSpec], job: dict[str, Any], folder: Path | None) 
         steps=one.steps,
         batch_size=one.batch_size,
         checkpoint_every=min(job["checkpoint_every"], one.steps),
+        l2=one.l2,
     )
     members = [Member(run.seed, run.learning_rate, run.weight_decay) for run in runs]
+    require_room(shape_of(lambda: _model(one, task)), len(runs), task, config)
     models = [_model(run, task) for run in runs]
     found = fit_population(models, members, task, config, out=folder, resume=True)
     if any(trained.interrupted for trained in found):
@@ -129,55 +147,46 @@ def _reduced(spec: str) -> tuple[Any, float]:
     run = RunSpec.model_validate_json(spec)
     task = run.make_task()
     found = fit_task(task, run.seed, max_iterations=run.steps, restarts=run.restarts, prune=False)
-    # Noise in the data (in-context regression) leaves a network that is attention to a thousandth or so.
-    tolerance = 1e-2 if hasattr(task, "optimal_loss") else None
-    return decompile(found.model, tolerance=tolerance).reduced, found.seconds
+    return decompile(found.model, tolerance=task.tolerance).reduced, found.seconds
 
 
-def _result(run: RunSpec, task: Any, model: Any, numbers: dict[str, Any], job: dict[str, Any]) -> Result:
+def _result(
+    run: RunSpec, task: AbstractTask, model: AbstractModel, numbers: dict[str, Any], job: dict[str, Any]
+) -> Result:
     from underhood.storage.files import model_bytes
 
-    record = {"id": run.id, **run.model_dump(), "status": "done", "parameters": model.parameters, **numbers}
-    if hasattr(task, "optimal_loss"):
-        record |= _paired(task, model, run.seed)
+    record = {"id": run.id, **run.as_dict(), "status": "done", "parameters": model.parameters, **numbers}
+    record |= dict(_against_optimum(task, model, run.seed))
     if run.probe:
         record["attention_r2"] = _closeness(run, task, model)
-    return record, model_bytes(model, provenance={"command": "sweep", **run.model_dump()}) if job[
-        "keep_models"
-    ] else None
+    kept = model_bytes(model, provenance={"command": "sweep", **run.as_dict()}) if job["keep_models"] else None
+    return record, kept
 
 
-def _model(run: RunSpec, task: Any) -> Any:
-    from underhood.model import make_model
-
-    options = {"hidden": run.hidden, "layers": run.layers, "d_out": task.d_out, "seed": run.seed}
-    if run.pre_readout is None:
-        return make_model(run.model, task.d, **options)
-    import jax
-
-    from underhood.cells.gated_rnn import GatedRNN
-
-    sizes = {"d": task.d, "d_out": task.d_out, "hidden": run.hidden, "pre_readout": run.pre_readout}
-    return GatedRNN.random(**sizes, key=jax.random.key(run.seed))
+def _model(run: RunSpec, task: AbstractTask) -> AbstractModel:
+    sizes = {"hidden": run.hidden, "layers": run.layers, "d_out": task.d_out, "pre_readout": run.pre_readout}
+    return make_model(run.model, task.d, seed=run.seed, **sizes)
 
 
-def _paired(task: Any, model: Any, seed: int) -> dict[str, float]:
-    """The optimal step's loss, and how far the network is above it on the very same tasks, which sheds the noise."""
-    from underhood.data.task import HELD_OUT, VALIDATION, draw
-
-    found = {}
+def _against_optimum(task: AbstractTask, model: AbstractModel, seed: int) -> Iterable[tuple[str, float]]:
+    """The optimal loss, and how far the network is above it on the very same sequences, which sheds the noise."""
     for name, stream in (("", HELD_OUT), ("validation_", VALIDATION)):
+        optimum = task.optimal_loss(validation=bool(name))
+        if optimum is None:
+            continue
+        yield f"optimal_{name}loss", optimum
         xs, wanted = draw(task, seed, PAIRED, stream=stream, part=1)
-        here = _last(model, xs)[:, -task.d_out :]
         optimal = task.optimal_prediction(xs)
-        over = 0.5 * np.mean((here - wanted) ** 2, axis=1) - 0.5 * np.mean((optimal - wanted) ** 2, axis=1)
-        found[f"optimal_{name}loss"] = task.optimal_loss(validation=bool(name))
-        found[f"{name}excess"] = float(over.mean())
-        found[f"{name}excess_error"] = float(over.std() / len(over) ** 0.5)
-    return found
+        if optimal is None:
+            continue
+        here = _outputs(model, xs, task.last_only)[..., -task.d_out :]
+        over = [0.5 * np.mean((guess - wanted).reshape(len(xs), -1) ** 2, axis=1) for guess in (here, optimal)]
+        excess = over[0] - over[1]
+        yield f"{name}excess", float(excess.mean())
+        yield f"{name}excess_error", float(excess.std() / len(excess) ** 0.5)
 
 
-def _last(model: Any, xs: np.ndarray) -> np.ndarray:
+def _outputs(model: AbstractModel, xs: np.ndarray, last: bool) -> np.ndarray:
     import equinox as eqx
     import jax.numpy as jnp
 
@@ -185,14 +194,13 @@ def _last(model: Any, xs: np.ndarray) -> np.ndarray:
     from underhood.fit.kernels import forward
 
     with precision_of(model):
-        evaluate = eqx.filter_jit(lambda part: forward(model, part, True))
+        evaluate = eqx.filter_jit(lambda part: forward(model, part, last))
         parts = np.array_split(xs.astype(model.dtype), max(1, len(xs) // 4096))
         return np.concatenate([np.asarray(evaluate(jnp.asarray(part)), np.float64) for part in parts])
 
 
-def _closeness(run: RunSpec, task: Any, model: Any) -> float:
-    from underhood.data.task import HELD_OUT, draw
+def _closeness(run: RunSpec, task: AbstractTask, model: AbstractModel) -> float:
     from underhood.identify.blackbox import closeness
 
-    xs, _ = draw(task, run.seed, PROBES[run.task], stream=HELD_OUT, part=2)
+    xs, _ = draw(task, run.seed, task.probes, stream=HELD_OUT, part=2)
     return closeness(model, xs, last=task.last_only)

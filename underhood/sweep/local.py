@@ -15,8 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from underhood.errors import UnderhoodError
-from underhood.sweep.job import Result, run_job
+from underhood.sweep.job import Result, failures, run_job
 
 ATTEMPTS = 3  # of a job whose worker dies: killed for want of memory, say
 ONE_THREAD = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -27,22 +26,21 @@ def run_here(jobs: Sequence[dict[str, Any]], folder: Path, workers: int, done: C
     waiting, attempts = {job["id"]: job for job in jobs}, dict.fromkeys((job["id"] for job in jobs), 0)
     with _one_thread_each():
         while waiting:
+            # Which job killed a worker is not known: those that were under way go on from a checkpoint, each alone, so
+            # that a job that is given up is the one that did it.
+            suspects = [job for identity, job in waiting.items() if attempts[identity]]
+            now = suspects[:1] or list(waiting.values())
             try:
-                pooled = _pooled(list(waiting.values()), folder, min(workers, len(waiting)), attempts)
+                pooled = _pooled(now, folder, min(workers, len(now)), attempts)
                 with contextlib.closing(pooled):  # an error of `done` ends the workers, too
                     for identity, results in pooled:
                         done(results)
                         del waiting[identity]
                         shutil.rmtree(folder / identity, ignore_errors=True)
             except BrokenProcessPool:
-                # Which job did it is not known: all that were under way count an attempt and go on from a checkpoint.
-                worst = max(waiting, key=lambda identity: attempts[identity])
-                if attempts[worst] >= ATTEMPTS:
-                    raise UnderhoodError(
-                        f"a job survives; its worker died {ATTEMPTS} times",
-                        f"{len(waiting[worst]['runs'])} runs like {waiting[worst]['runs'][0]}",
-                        "Too little memory? Use fewer --workers.",
-                    ) from None
+                for identity in [identity for identity in waiting if attempts[identity] >= ATTEMPTS]:
+                    reason = f"its worker died {ATTEMPTS} times: too little memory?"
+                    done(failures(waiting.pop(identity), reason, own=False))
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -12,17 +12,22 @@ leaves it out.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from underhood.errors import UnderhoodError
+from underhood.extras import require
+from underhood.fit.folder import listed
 from underhood.storage.atomic import write_atomically
+from underhood.storage.lock import locked
 
 RESULTS, SPEC = "results.jsonl", "spec.json"
+
+# The specification in the folder → what is different in it.
+Compare = Callable[[Any], list[str]]
 
 
 class Store:
@@ -34,52 +39,52 @@ class Store:
         self._descriptor = -1
 
     @contextlib.contextmanager
-    def opened(self, spec: dict[str, Any], *, resume: bool) -> Iterator[Store]:
-        """Ours alone until the end; a folder with results in it is gone on with only if asked."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise UnderhoodError(f"the sweep's folder {self.path} can be written", error.strerror or error) from error
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UnderhoodError(
-                    "one sweep at a time writes into a folder",
-                    f"{self.path}, in use",
-                    "Wait for it, or use another --out.",
-                ) from None
-            self._open(spec, resume)
-            yield self
-        finally:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-            os.close(lock)
+    def opened(self, spec: dict[str, Any], *, resume: bool, compare: Compare = lambda before: []) -> Iterator[Store]:
+        """Ours alone until the end. A sweep in the folder is gone on with if asked, and if it is the same one.
 
-    def _open(self, spec: dict[str, Any], resume: bool) -> None:
-        described = self.path / SPEC
-        if described.exists() and not resume:
-            raise UnderhoodError(
-                "a sweep has a folder of its own", f"{self.path}, which holds one", "Use --resume or another --out."
-            )
-        write_atomically(described, (json.dumps(spec, indent=1, ensure_ascii=False) + "\n").encode())
-        results = self.path / RESULTS
+        `compare` tells what is different in the specification that is there.
+        """
+        with locked(self.path):
+            try:
+                self._open(spec, resume, compare)
+                yield self
+            finally:
+                if self._descriptor >= 0:
+                    os.close(self._descriptor)
+
+    @property
+    def has_begun(self) -> bool:
+        """Is there anything to go on from, or to lose?"""
+        return (self.path / RESULTS).exists() or any(self.path.glob("jobs/*/checkpoints/*"))
+
+    def _open(self, spec: dict[str, Any], resume: bool, compare: Compare) -> None:
+        described, results = self.path / SPEC, self.path / RESULTS
+        if described.exists() and self.has_begun:
+            if not resume:
+                raise UnderhoodError(f"{self.path} holds a sweep already", remedy="Use --resume or another --out.")
+            if different := compare(_json_in(described)):
+                remedy = "Use the specification that it was started with, or another --out."
+                raise UnderhoodError(f"the sweep in {self.path} is another one: {listed(different)}", remedy=remedy)
+        else:
+            write_atomically(described, (json.dumps(spec, indent=1, ensure_ascii=False) + "\n").encode())
         lines, whole, self.torn = read_lines(results) if results.exists() else ([], 0, 0)
+        if any(line.get("retry") for line in lines):  # failed for want of memory, say: this machine may have more
+            lines = [line for line in lines if not line.get("retry")]
+            whole = len(write_atomically(results, b"".join(map(_line, lines))).read_bytes())
         try:
             self._descriptor = os.open(results, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             os.ftruncate(self._descriptor, whole)
             os.lseek(self._descriptor, 0, os.SEEK_END)
         except OSError as error:
-            raise UnderhoodError(f"{results} can be written", error.strerror or error) from error
+            raise UnderhoodError(f"cannot write {results}: {error.strerror or error}") from error
         for line in lines:
             self.done.setdefault(line["id"], line)
 
     def add(self, record: dict[str, Any]) -> bool:
-        """A run that ended; False if it stands there already."""
+        """A run that ended; False if its line is there already."""
         if record["id"] in self.done:
             return False
-        content = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+        content = _line(record)
         begin = os.lseek(self._descriptor, 0, os.SEEK_END)
         try:
             if os.write(self._descriptor, content) < len(content):
@@ -87,9 +92,8 @@ class Store:
             os.fsync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, begin)
-            raise UnderhoodError(
-                f"{self.path / RESULTS} can be written", error.strerror or error, "What ended before is kept: --resume."
-            ) from error
+            what = f"cannot write {self.path / RESULTS}: {error.strerror or error}"
+            raise UnderhoodError(what, remedy="What ended before is kept: --resume.") from error
         self.done[record["id"]] = record
         return True
 
@@ -100,12 +104,23 @@ class Store:
         write_atomically(folder / f"{name}.safetensors", content)
 
 
+def _line(record: dict[str, Any]) -> bytes:
+    return (json.dumps(record, ensure_ascii=False) + "\n").encode()
+
+
+def _json_in(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnderhoodError(f"cannot read {path}: {error}", remedy="Use another --out.") from None
+
+
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int, int]:
     """The records, the bytes that hold them, and 1 if a torn last line follows; a bad line elsewhere is an error."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UnderhoodError(f"{path} can be read", error.strerror or error) from error
+        raise UnderhoodError(f"cannot read {path}: {error.strerror or error}") from error
     records, at = [], 0
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
         try:
@@ -115,7 +130,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int, int]:
         except (ValueError, RecursionError):
             if at + len(line) == len(content) and not line.endswith(b"\n"):
                 return records, at, 1
-            raise UnderhoodError(f"{path} holds one result a line", f"line {number}: {line[:60]!r}") from None
+            raise UnderhoodError(f"expected one result a line in {path}", f"line {number}: {line[:60]!r}") from None
         records.append(record)
         at += len(line)
     return records, at, 0
@@ -134,11 +149,10 @@ def results(path: str | Path) -> list[dict[str, Any]]:
 
 def query(path: str | Path, question: str) -> list[dict[str, Any]]:
     """SQL over the results, as the table `runs`: query("sweeps/x", "select model, min(held_out_loss) from runs …")."""
-    import duckdb
-
+    duckdb = require("duckdb", "sweep", "a question to a sweep")
     file = Path(path) / RESULTS
     if not file.exists():
-        raise UnderhoodError("a sweep's folder has a results.jsonl", str(path), "Run `underhood sweep` first.")
+        raise UnderhoodError(f"no {RESULTS} in {path}", remedy="Run `underhood sweep` first.")
     whole = [record["id"] for record in read_lines(file)[0]]  # names a broken line better than duckdb does
     with duckdb.connect(config={"enable_external_access": "true"}) as connection:
         try:
@@ -148,10 +162,10 @@ def query(path: str | Path, question: str) -> list[dict[str, Any]]:
             connection.execute("set enable_external_access = false")
             del source
         except duckdb.Error as error:
-            raise UnderhoodError(f"{file} is a table of results", str(error).splitlines()[0]) from None
+            raise UnderhoodError(f"{file} is not a table of results: {str(error).splitlines()[0]}") from None
         try:
             answer = connection.execute(question)
             names = [column[0] for column in answer.description or ()]
             return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
         except duckdb.Error as error:
-            raise UnderhoodError("a question is SQL over the table runs", str(error).splitlines()[0]) from None
+            raise UnderhoodError("expected SQL over the table runs", str(error).splitlines()[0]) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from underhood.errors import UnderhoodError
+from underhood.fit.folder import differences
 from underhood.sweep.cluster import Tls, run_on_cluster
 from underhood.sweep.job import Result, jobs_of
 from underhood.sweep.local import run_here
-from underhood.sweep.spec import Sweep, read_spec
-from underhood.sweep.store import Store
+from underhood.sweep.spec import RunSpec, Sweep, parse, read_spec
+from underhood.sweep.store import SPEC, Store
 
 # Called with (runs that are done, runs of the sweep, record of the last) as each run ends.
 Watcher = Callable[[int, int, dict[str, Any]], Any]
@@ -52,9 +54,13 @@ def run_sweep(
     runs = sweep.expanded()
     workers = (os.cpu_count() or 1) if workers is None else workers
     if workers < 1:
-        raise UnderhoodError("workers is a whole number from 1 on", workers)
+        raise UnderhoodError("expected workers of 1 or more", workers)
     store = Store(Path(out))
-    with store.opened(sweep.model_dump(), resume=resume):
+
+    def compare(before: Any) -> list[str]:
+        return _different(parse(before, str(store.path / SPEC)), sweep)
+
+    with store.opened(sweep.model_dump(), resume=resume, compare=compare):
         if store.torn:
             warn("the last line of the results was torn by a kill; its run is done again")
         left = [run for run in runs if run.id not in store.done]
@@ -74,3 +80,18 @@ def run_sweep(
         else:
             run_on_cluster(jobs, scheduler, done, tls=tls, warn=warn)
         return [store.done[run.id] for run in runs]
+
+
+def _different(before: Sweep, now: Sweep) -> list[str]:
+    """What tells two sweeps apart, however they are written: the values of a field, or how they are combined."""
+    old, new = before.expanded(), now.expanded()
+    different = differences(_values(old), _values(new))
+    different += differences(before.keep_models, now.keep_models, "keep_models")
+    same = {run.id for run in old} == {run.id for run in new}
+    return different or ([] if same else ["the combinations of its lists"])
+
+
+def _values(runs: list[RunSpec]) -> dict[str, list[Any]]:
+    """Field → its values, each once."""
+    dumps = [run.model_dump() for run in runs]
+    return {name: list({json.dumps(dump[name]): dump[name] for dump in dumps}.values()) for name in dumps[0]}

@@ -1,6 +1,6 @@
-// The explorer: a sequence, a step in it, and what the network holds there. All numbers come from networks.js.
+// The explorer: a sequence, a step in it, and what the network holds there. program.js and attention.js compute the numbers.
 const data = JSON.parse(document.getElementById("data").textContent);
-const network = networkOf(data.network), attention = data.attention ? attentionOf(data.attention) : null;
+const network = networkOf(data.program), attention = data.attention ? attentionOf(data.attention) : null;
 let xs = data.xs.map(x => [...x]), at = xs.length, trace = [], attended = [];
 const SVG = "http://www.w3.org/2000/svg";
 const $ = id => document.getElementById(id);
@@ -50,12 +50,12 @@ function compute() {
 }
 
 function drawStates() {
-  const layers = trace[0].layers ? trace[0].layers.length : 1;
+  const layers = trace[0].layers.length;
   const heads = xs.map((_, t) => String(t + 1)), box = $("states");
   box.replaceChildren();
   for (let layer = 0; layer < layers; layer++) {
-    const states = trace.map(made => made.layers ? made.layers[layer] : made.shown);
-    const lambdas = (network.lambdas ? network.lambdas[layer] : network.lambda) || [];
+    const states = trace.map(made => made.layers[layer]);
+    const lambdas = data.lambdas[layer] || [];
     const kinds = states[0].map((_, i) => kindOf(lambdas[i])), scales = {};
     const order = kinds.map((_, i) => i).sort((a, b) => ORDER[kinds[a]] - ORDER[kinds[b]] || a - b);
     for (const i of order) scales[kinds[i]] = Math.max(scales[kinds[i]] || 0, largest(states.map(h => h[i])));
@@ -93,7 +93,7 @@ function drawProducts() {
     heads: ["m", "x", "·"], cell: cellSize(m), label: "Output gating at this step",
     tips: (i, j) => `${names[j]}, pre-readout neuron ${i + 1}: ${number(now[j][i])}`,
   });
-  const readout = data.network.readout.map((row, i) => ({ name: "y" + (i + 1), values: row, scale: largest(data.network.readout.flat()) }));
+  const readout = data.readout.map((row, i) => ({ name: "y" + (i + 1), values: row, scale: largest(data.readout.flat()) }));
   const sums = grid(readout, m, { cell: cellSize(Math.max(m, 30)), label: "Readout", tips: (i, j, value) => `D [${i + 1}, ${j + 1}] = ${number(value)}` });
   box.replaceChildren(make("div", { class: "scroll side" },
     make("figure", {}, make("figcaption", {}, "at this step"), strip),
@@ -220,5 +220,5 @@ compute(); drawInputs(); draw();
 window.underhood = {
   inputs: () => xs.map(x => [...x]), setInputs, step: () => at, goTo,
   outputs: () => trace.map(made => [...made.y]), attention: () => attention ? attended.map(made => [...made.y]) : null,
-  states: () => trace.map(made => made.layers || made.shown),
+  states: () => trace.map(made => made.layers),
 };

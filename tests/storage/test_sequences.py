@@ -1,0 +1,46 @@
+"""A user's own sequence: what comes in is what was written, and nothing else comes in."""
+
+import numpy as np
+import pytest
+
+from underhood.errors import UnderhoodError
+from underhood.storage.sequences import read_sequence
+
+XS = np.random.default_rng(0).standard_normal((5, 3))
+
+
+def test_npy_and_csv_come_in_digit_for_digit(tmp_path):
+    np.save(tmp_path / "c.npy", XS)
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(XS))
+    np.savetxt(tmp_path / "a.csv", XS, delimiter=",", fmt="%.17g")
+    for name in ("c.npy", "fortran.npy", "a.csv"):
+        assert np.array_equal(read_sequence(tmp_path / name, 3), XS)
+    np.save(tmp_path / "whole.npy", np.ones((2, 3), np.int32))
+    assert read_sequence(tmp_path / "whole.npy", 3).dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (XS[0], r"expected a sequence of shape \(t, 3\)"),
+        (XS[:, :2], r"got shape \(5, 2\)"),
+        (XS[None], "choose one of its sequences"),
+        (XS[:0], "expected a sequence"),
+        (XS * np.nan, "NaN or infinite"),
+        (np.array([["a", "b", "c"]]), "cannot read numbers"),
+        (np.array([[{}, 1, 2]], object), "cannot read numbers"),
+    ],
+)
+def test_what_is_no_sequence_is_refused(array, says, tmp_path):
+    np.save(tmp_path / "a.npy", array, allow_pickle=True)
+    with pytest.raises(UnderhoodError, match=says):
+        read_sequence(tmp_path / "a.npy", 3)
+
+
+@pytest.mark.parametrize("content", [b"", b"words", b"\x93NUMPY", b"1,2\n3"])
+@pytest.mark.parametrize("suffix", ["npy", "csv"])
+@pytest.mark.filterwarnings("ignore:loadtxt")
+def test_broken_files_are_refused(content, suffix, tmp_path):
+    (tmp_path / f"a.{suffix}").write_bytes(content)
+    with pytest.raises(UnderhoodError):
+        read_sequence(tmp_path / f"a.{suffix}", 3)

@@ -1,0 +1,71 @@
+"""y_t = Σ_j w_j ⊙ x_{t-k+1+j} + b, j = 0 … k−1: a causal convolution of each channel on its own.
+
+Its state is the last k − 1 inputs, zeros before the first one. The kernel (0, …, 0, 1) switches it off.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from underhood.arrays import require_shape
+from underhood.model import Part, tensor
+
+Past = Float[Array, "past c"]  # past = k − 1
+
+
+class Convolution(Part):
+    """A kernel of width k for each of c channels; torch's Conv1d with groups=c has weight (c, 1, k)."""
+
+    kind: ClassVar[str] = "convolution"
+
+    weight: Float[Array, "c k"] = tensor()
+    bias: Float[Array, " c"] | None = tensor(optional=True, default=None)
+
+    def __check_init__(self) -> None:
+        require_shape("weight", self.weight, (None, None), "(channels, width)")
+        if self.bias is not None:
+            require_shape("bias", self.bias, self.weight.shape[:1], "(channels,)")
+
+    @classmethod
+    def random(
+        cls, channels: int, width: int, *, key: Array, bias: bool = True, dtype: Any = jnp.float32
+    ) -> Convolution:
+        """Uniform on ±1/√width, as torch draws them."""
+        key_weight, key_bias = jax.random.split(key)
+        bound = float(width) ** -0.5
+        weight = jax.random.uniform(key_weight, (channels, width), dtype, -bound, bound)
+        return cls(weight, jax.random.uniform(key_bias, (channels,), dtype, -bound, bound) if bias else None)
+
+    @classmethod
+    def off(cls, channels: int, width: int, *, bias: bool = True) -> Convolution:
+        """y = x, in float64."""
+        weight = np.zeros((channels, width))
+        weight[:, -1] = 1.0
+        return cls(weight, np.zeros(channels) if bias else None)
+
+    @property
+    def channels(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.weight.shape[1]
+
+    def initial_past(self) -> Past:
+        return jnp.zeros((self.width - 1, self.channels), self.weight.dtype)
+
+    def step(self, past: Past, x: Float[Array, " c"]) -> tuple[Past, Float[Array, " c"]]:
+        window = jnp.concatenate([past, x[None]])
+        y = jnp.sum(window * self.weight.T, axis=0)
+        return window[1:], y if self.bias is None else y + self.bias
+
+    def scan(self, xs: Float[Array, "t c"], past: Past) -> tuple[Float[Array, "t c"], Past]:
+        # Shifted copies, which the compiler fuses into one pass; a general convolution is slower at such widths.
+        padded = jnp.concatenate([past, xs])
+        ys = sum(padded[j : j + len(xs)] * self.weight[None, :, j] for j in range(self.width))
+        return ys if self.bias is None else ys + self.bias[None], padded[len(xs) :]

@@ -1,0 +1,130 @@
+"""Gated DeltaNet: S_t = e^{g} (I − β k kᵀ) S_{t-1} + β k vᵀ;  y_t = W_out (RMSNorm(S_tᵀ q/√d_k) ⊙ SiLU(z_t)).
+
+q, k and v pass a causal convolution and SiLU; q and k then have length 1. β = σ(b), g = −e^{A_log} softplus(a + b').
+The names and the order of the rows are those of transformers' Qwen3NextGatedDeltaNet (arXiv 2412.06464). At A_log = −60
+there is no decay, and it is DeltaNet.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from underhood.arrays import require_shape
+from underhood.cells.convolution import Convolution, Past
+from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
+from underhood.cells.norm import Norm, l2_normalised
+from underhood.cells.projection import Projection
+from underhood.cells.stack import register_stack
+from underhood.errors import UnderhoodError
+from underhood.model import part, tensor
+
+WIDTH = 4  # of the convolution, in a model made by name
+
+
+class GatedDeltaNet(AbstractMemoryCell):
+    """Rows of `in_proj_qkvz`: q, k, v, z of each head of keys in turn, of `in_proj_ba`: b, a of each.
+
+    A head of keys serves `heads / key_heads` heads of values. `conv1d` runs over all q, all k, all v.
+    """
+
+    kind: ClassVar[str] = "gated-deltanet-cell"
+
+    in_proj_qkvz: Projection = part("projection")
+    in_proj_ba: Projection = part("projection")
+    conv1d: Convolution = part("convolution")
+    dt_bias: Float[Array, " h"] = tensor(recurrent=True)
+    A_log: Float[Array, " h"] = tensor(recurrent=True)
+    norm: Norm = part("norm")
+    out_proj: Projection = part("projection")
+    key_heads: int = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        require_shape("A_log", self.A_log, (None,), "(heads,)")
+        require_shape("dt_bias", self.dt_bias, (self.heads,), "(heads,)")
+        if not (isinstance(self.key_heads, int) and self.key_heads >= 1) or self.heads % self.key_heads:
+            raise UnderhoodError(f"expected key_heads that divide {self.heads} heads", repr(self.key_heads))
+        values = self.heads * self.d_value
+        keys = self.conv1d.channels - values
+        if keys < 2 * self.key_heads or keys % (2 * self.key_heads):
+            raise UnderhoodError(f"expected channels of conv1d for {values} values and 2 × {self.key_heads} keys", keys)
+        require_shape("in_proj_qkvz.weight", self.in_proj_qkvz.weight, (keys + 2 * values, None), "(q, k, v, z; d)")
+        require_shape("in_proj_ba.weight", self.in_proj_ba.weight, (2 * self.heads, self.d), "(b, a; d)")
+        require_shape("out_proj.weight", self.out_proj.weight, (None, values), "(d_out, values)")
+
+    @property
+    def d(self) -> int:
+        return self.in_proj_qkvz.columns
+
+    @property
+    def d_out(self) -> int:
+        return self.out_proj.rows
+
+    @property
+    def heads(self) -> int:
+        return self.A_log.shape[0]
+
+    @property
+    def d_value(self) -> int:
+        return self.norm.weight.shape[0]
+
+    @property
+    def d_key(self) -> int:
+        return (self.conv1d.channels - self.heads * self.d_value) // (2 * self.key_heads)
+
+    @classmethod
+    def random(
+        cls, *, d: int, heads: int, d_key: int, d_value: int, key: Array, dtype: Any = jnp.float32
+    ) -> GatedDeltaNet:
+        """As transformers draws it: e^A uniform on (0, 16), dt_bias 1."""
+        keys = jax.random.split(key, 5)
+        rows = 2 * heads * (d_key + d_value)
+        return cls(
+            in_proj_qkvz=Projection.random(d, rows, key=keys[0], dtype=dtype),
+            in_proj_ba=Projection.random(d, 2 * heads, key=keys[1], dtype=dtype),
+            conv1d=Convolution.random(rows - heads * d_value, WIDTH, key=keys[2], bias=False, dtype=dtype),
+            dt_bias=jnp.ones(heads, dtype),
+            A_log=jnp.log(jax.random.uniform(keys[3], (heads,), dtype, 0.01, 16)),
+            norm=Norm(jnp.ones(d_value, dtype), eps=1e-6),
+            out_proj=Projection.random(heads * d_value, d, key=keys[4], dtype=dtype),
+            key_heads=heads,
+        )
+
+    def _initial_state(self) -> tuple[Past, Memory]:
+        return self.conv1d.initial_past(), jnp.zeros((self.heads, self.d_key, self.d_value), self.dtype)
+
+    def _signals(self, xs: Float[Array, "t d"], past: Past) -> tuple[Signals, Float[Array, "t h v"], Past]:
+        """What goes into the memory, z, and the convolution's next past."""
+        d_key, repeats = self.d_key, self.heads // self.key_heads
+        values = repeats * self.d_value
+        *qkv, z = jnp.split(
+            by_head(self.in_proj_qkvz(xs), self.key_heads), (d_key, 2 * d_key, 2 * d_key + values), axis=2
+        )
+        mixed, past = self.conv1d.scan(jnp.concatenate([flat(one) for one in qkv], axis=1), past)
+        keys = self.key_heads * d_key
+        q, k, v = jnp.split(jax.nn.silu(mixed), (keys, 2 * keys), axis=1)
+        q, k = (jnp.repeat(l2_normalised(by_head(one, self.key_heads)), repeats, axis=1) for one in (q, k))
+        b, a = (flat(one) for one in jnp.split(by_head(self.in_proj_ba(xs), self.key_heads), 2, axis=2))
+        log_decay = -jnp.exp(self.A_log)[None] * jax.nn.softplus(a + self.dt_bias[None])
+        written = jax.nn.sigmoid(b)[:, :, None] * k
+        forgotten = -jnp.exp(log_decay)[:, :, None] * written
+        signals = Signals(q * d_key**-0.5, written, by_head(v, self.heads), log_decay, forgotten, k)
+        return signals, by_head(flat(z), self.heads), past
+
+    def _scan(
+        self, xs: Float[Array, "t d"], state: tuple[Past, Memory]
+    ) -> tuple[Float[Array, "t d_o"], tuple[Past, Memory]]:
+        signals, z, past = self._signals(xs, state[0])
+        outputs, memory = memory_scan(state[1], signals)
+        return self.out_proj(flat(self.norm(outputs) * jax.nn.silu(z))), (past, memory)
+
+
+@register_stack("gated-deltanet", label="Gated DeltaNet", colour="#b8860b")
+def _gated_deltanet(inputs: int, hidden: int, key: Array, dtype: Any) -> GatedDeltaNet:
+    heads = heads_of_width(hidden)
+    size = hidden // heads
+    return GatedDeltaNet.random(d=inputs, heads=heads, d_key=size, d_value=size, key=key, dtype=dtype)

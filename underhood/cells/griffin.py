@@ -1,0 +1,161 @@
+"""Griffin's recurrent block: y_t = W_o [GELU(W_y x_t + b_y) ⊙ h_t] + b_o around the RG-LRU,
+
+    h_t = a_t ⊙ h_{t-1} + √(1 − a_t²) ⊙ i_t ⊙ u_t;   log a_t = −8 softplus(Λ) ⊙ r_t;   u = conv(W_x x + b_x)
+
+with the gates i, r = σ(W u + b), W block-diagonal. The first input is multiplied by 1 instead of √(1 − a²): the state
+remembers whether there was one. De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention" (2024), as
+`RecurrentGemmaRecurrentBlock` of transformers computes it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, get_args
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from underhood.arrays import require_shape
+from underhood.cells.convolution import Convolution
+from underhood.cells.linear import Linear, lecun_normal
+from underhood.cells.selective import selective_scan
+from underhood.cells.stack import register_stack
+from underhood.errors import UnderhoodError
+from underhood.model import AbstractModel, Part, part, tensor
+
+DECAY = 8.0  # the paper's c
+STEEPEST = 1000.0  # slope of the square root, which has none at a = 1, where training would divide by zero
+
+Activation = Literal["gelu_pytorch_tanh", "gelu"]
+GriffinState = tuple[Float[Array, "past n"], Float[Array, " n"], Float[Array, ""]]  # …, h, 1 after the first input
+
+
+class BlockGate(Part):
+    """σ(W u + b) with a block-diagonal W; each block is written as it is multiplied from the right, u W."""
+
+    kind: ClassVar[str] = "block-gate"
+
+    weight: Float[Array, "blocks w w"] = tensor()
+    bias: Float[Array, "blocks w"] = tensor()
+
+    def __check_init__(self) -> None:
+        require_shape("weight", self.weight, (None, None, None), "(blocks, width, width)")
+        blocks, width, _ = self.weight.shape
+        require_shape("weight", self.weight, (blocks, width, width), "(blocks, width, width)")
+        require_shape("bias", self.bias, (blocks, width), "(blocks, width)")
+
+    @classmethod
+    def random(cls, blocks: int, width: int, *, key: Array, dtype: Any) -> BlockGate:
+        return cls(lecun_normal(key, (blocks, width, width), dtype), jnp.zeros((blocks, width), dtype))
+
+    def __call__(self, u: Float[Array, "*t n"]) -> Float[Array, "*t n"]:
+        split = u.reshape(*u.shape[:-1], *self.bias.shape)
+        gates = jnp.einsum("...bi,bij->...bj", split, self.weight) + jax.lax.expand_dims(self.bias, range(u.ndim - 1))
+        return jax.nn.sigmoid(gates).reshape(u.shape)
+
+
+class Griffin(AbstractModel):
+    """The recurrent block with n channels, in blocks of equal width."""
+
+    kind: ClassVar[str] = "griffin-cell"
+
+    linear_x: Linear = part("linear")
+    linear_y: Linear = part("linear")
+    conv_1d: Convolution = part("convolution")
+    input_gate: BlockGate = part("block-gate")
+    recurrent_gate: BlockGate = part("block-gate")
+    recurrent_param: Float[Array, " n"] = tensor(recurrent=True)  # Λ
+    linear_out: Linear = part("linear")
+    activation: Activation = eqx.field(static=True, default="gelu_pytorch_tanh")
+
+    def __check_init__(self) -> None:
+        if self.activation not in get_args(Activation):
+            raise UnderhoodError(f"expected an activation of {', '.join(get_args(Activation))}", repr(self.activation))
+        require_shape("recurrent_param", self.recurrent_param, (None,), "(channels,)")
+        (channels,) = self.recurrent_param.shape
+        for name in ("linear_x", "linear_y"):
+            require_shape(f"{name}.weight", getattr(self, name).weight, (channels, self.d), "(channels, inputs)")
+        require_shape("conv_1d.weight", self.conv_1d.weight, (channels, None), "(channels, width)")
+        for name in ("input_gate", "recurrent_gate"):
+            blocks = getattr(self, name).bias.shape[0]
+            width = channels // blocks if channels % blocks == 0 else None
+            require_shape(f"{name}.bias", getattr(self, name).bias, (blocks, width), "(blocks, channels / blocks)")
+        require_shape("linear_out.weight", self.linear_out.weight, (None, channels), "(outputs, channels)")
+
+    @property
+    def d(self) -> int:
+        return self.linear_x.weight.shape[1]
+
+    @property
+    def d_out(self) -> int:
+        return self.linear_out.weight.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        return self.recurrent_param.shape[0]
+
+    @classmethod
+    def random(
+        cls, *, d: int, channels: int, d_out: int, blocks: int = 1, width: int = 4, key: Array, dtype: Any = jnp.float32
+    ) -> Griffin:
+        """|a|² uniform from 0.81 to 0.998 where r = 1/8, as the public module has it; all else of unit gain."""
+        keys = jax.random.split(key, 7)
+        squared = jax.random.uniform(keys[5], (channels,), dtype, minval=0.9**2, maxval=0.999**2)
+        half = jnp.asarray(0.5, dtype)
+        return cls(
+            linear_x=Linear.random(d, channels, key=keys[0], dtype=dtype),
+            linear_y=Linear.random(d, channels, key=keys[1], dtype=dtype),
+            conv_1d=Convolution.random(channels, width, key=keys[2], dtype=dtype),
+            input_gate=BlockGate.random(blocks, channels // blocks, key=keys[3], dtype=dtype),
+            recurrent_gate=BlockGate.random(blocks, channels // blocks, key=keys[4], dtype=dtype),
+            recurrent_param=jnp.log(jnp.expm1(-half * jnp.log(squared))),
+            linear_out=Linear.random(channels, d_out, key=keys[6], dtype=dtype),
+        )
+
+    def _initial_state(self) -> GriffinState:
+        return self.conv_1d.initial_past(), jnp.zeros(self.hidden, self.dtype), jnp.zeros((), self.dtype)
+
+    def _gated(self, u: Float[Array, "*t n"]) -> tuple[Float[Array, "*t n"], Float[Array, "*t n"], Array]:
+        """a, i ⊙ u, and √(1 − a²), which does not cancel where a is near 1."""
+        rates = jax.lax.expand_dims(-DECAY * jax.nn.softplus(self.recurrent_param), range(u.ndim - 1))
+        log_a = rates * self.recurrent_gate(u)
+        return jnp.exp(log_a), self.input_gate(u) * u, _root(-jnp.expm1(2 * log_a))
+
+    def _output(self, x: Float[Array, "*t d"], h: Float[Array, "*t n"]) -> Float[Array, "*t d_o"]:
+        return self.linear_out(jax.nn.gelu(self.linear_y(x), approximate=self.activation != "gelu") * h)
+
+    def _step(self, state: GriffinState, x: Float[Array, " d"]) -> tuple[GriffinState, Float[Array, " d_o"]]:
+        past, h, seen = state
+        past, u = self.conv_1d.step(past, self.linear_x(x))
+        a, gated, scale = self._gated(u)
+        h = a * h + gated * (1 + seen * (scale - 1))
+        return (past, h, jnp.ones_like(seen)), self._output(x, h)
+
+    def _scan(self, xs: Float[Array, "t d"], state: GriffinState) -> tuple[Float[Array, "t d_o"], GriffinState]:
+        past, h, seen = state
+        u, past = self.conv_1d.scan(self.linear_x(xs), past)
+        a, gated, scale = self._gated(u)
+        states = selective_scan(a, gated * scale.at[0].set(1 + seen * (scale[0] - 1)), h)
+        return self._output(xs, states), (past, states[-1], jnp.ones_like(seen))
+
+
+@jax.custom_jvp
+def _root(x: Array) -> Array:
+    return jnp.sqrt(x)
+
+
+@_root.defjvp
+def _root_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (x,), (tangent,) = primals, tangents
+    return jnp.sqrt(x), tangent / jnp.sqrt(jnp.maximum(4 * x, STEEPEST**-2))
+
+
+def blocks_of(width: int) -> int:
+    """Ten blocks in the public models; here the most up to eight that divide the width, and at least four wide."""
+    return max(blocks for blocks in range(1, 9) if width % blocks == 0 and width // blocks >= min(4, width))
+
+
+@register_stack("griffin", label="Griffin", colour="#117733")
+def _griffin(inputs: int, hidden: int, key: Array, dtype: Any) -> Griffin:
+    return Griffin.random(d=inputs, channels=hidden, d_out=hidden, blocks=blocks_of(hidden), key=key, dtype=dtype)

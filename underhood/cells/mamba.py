@@ -1,0 +1,138 @@
+"""Mamba (S6): h_t = e^{Δ_t A} ⊙ h_{t-1} + (Δ_t u_t) B_tᵀ;  y_t = W_out [(h_t C_t + D u_t) ⊙ SiLU(z_t)].
+
+    (u', z) = W_in x;   u = SiLU(conv(u'));   (δ, B, C) = W_x u;   Δ = softplus(W_δ δ + b_δ);   A = −exp(A_log)
+
+Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (2023), as `MambaMixer` of transformers
+computes it. The state is (channels, N), and the last inputs of the convolution.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from underhood.arrays import require_shape
+from underhood.cells.convolution import Convolution
+from underhood.cells.linear import lecun_normal
+from underhood.cells.selective import selective_scan
+from underhood.cells.stack import register_stack
+from underhood.model import AbstractModel, part, tensor
+
+MambaState = tuple[Float[Array, "past c"], Float[Array, "c n"]]
+
+
+class Mamba(AbstractModel):
+    """A selective state space of N numbers for each of c channels, between two projections."""
+
+    kind: ClassVar[str] = "mamba-cell"
+
+    in_proj: Float[Array, "cz d"] = tensor()
+    conv1d: Convolution = part("convolution")
+    x_proj: Float[Array, "selected c"] = tensor()
+    dt_proj: Float[Array, "c r"] = tensor()
+    dt_bias: Float[Array, " c"] = tensor(recurrent=True)
+    a_log: Float[Array, "c n"] = tensor(recurrent=True)
+    skip: Float[Array, " c"] = tensor()  # D
+    out_proj: Float[Array, "d_o c"] = tensor()
+    in_bias: Float[Array, " cz"] | None = tensor(optional=True, default=None)
+    out_bias: Float[Array, " d_o"] | None = tensor(optional=True, default=None)
+
+    def __check_init__(self) -> None:
+        require_shape("a_log", self.a_log, (None, None), "(channels, state)")
+        channels, state = self.a_log.shape
+        require_shape("dt_proj", self.dt_proj, (channels, None), "(channels, rank)")
+        rank = self.dt_proj.shape[1]
+        require_shape("in_proj", self.in_proj, (2 * channels, None), "(2 × channels, inputs)")
+        require_shape("conv1d.weight", self.conv1d.weight, (channels, None), "(channels, width)")
+        require_shape("x_proj", self.x_proj, (rank + 2 * state, channels), "(rank + 2 × state, channels)")
+        require_shape("dt_bias", self.dt_bias, (channels,), "(channels,)")
+        require_shape("skip", self.skip, (channels,), "(channels,)")
+        require_shape("out_proj", self.out_proj, (None, channels), "(outputs, channels)")
+        if self.in_bias is not None:
+            require_shape("in_bias", self.in_bias, (2 * channels,), "(2 × channels,)")
+        if self.out_bias is not None:
+            require_shape("out_bias", self.out_bias, (self.d_out,), "(outputs,)")
+
+    @property
+    def d(self) -> int:
+        return self.in_proj.shape[1]
+
+    @property
+    def d_out(self) -> int:
+        return self.out_proj.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        """Numbers of the recurrent state."""
+        return self.a_log.size
+
+    @classmethod
+    def random(
+        cls, *, d: int, channels: int, d_out: int, state: int = 16, width: int = 4, key: Array, dtype: Any = jnp.float32
+    ) -> Mamba:
+        """The paper's: A = −1 … −N, D = 1, Δ from 0.001 to 0.1 at rest; projections of unit gain."""
+        keys = jax.random.split(key, 6)
+        rank = -(-d // 16)
+        low, high = jnp.log(jnp.asarray(0.001, dtype)), jnp.log(jnp.asarray(0.1, dtype))
+        resting = jnp.exp(jax.random.uniform(keys[4], (channels,), dtype, low, high))
+        return cls(
+            in_proj=lecun_normal(keys[0], (2 * channels, d), dtype),
+            conv1d=Convolution.random(channels, width, key=keys[1], dtype=dtype),
+            x_proj=lecun_normal(keys[2], (rank + 2 * state, channels), dtype),
+            dt_proj=jax.random.uniform(keys[3], (channels, rank), dtype, -(rank**-0.5), rank**-0.5),
+            dt_bias=resting + jnp.log(-jnp.expm1(-resting)),  # softplus of it is `resting`
+            a_log=jnp.broadcast_to(jnp.log(jnp.arange(1, state + 1, dtype=dtype))[None], (channels, state)),
+            skip=jnp.ones(channels, dtype),
+            out_proj=lecun_normal(keys[5], (d_out, channels), dtype),
+        )
+
+    def _initial_state(self) -> MambaState:
+        return self.conv1d.initial_past(), jnp.zeros(self.a_log.shape, self.dtype)
+
+    def _projected(self, x: Float[Array, "*t d"]) -> tuple[Float[Array, "*t c"], Float[Array, "*t c"]]:
+        """What the convolution reads, and z."""
+        both = x @ self.in_proj.T
+        if self.in_bias is not None:
+            both = both + jax.lax.expand_dims(self.in_bias, range(x.ndim - 1))
+        channels = len(self.skip)
+        return both[..., :channels], both[..., channels:]
+
+    def _selected(self, u: Float[Array, "*t c"]) -> tuple[Array, Array, Float[Array, "*t n"]]:
+        """The factors e^{ΔA} and the inputs Δ u Bᵀ of the recurrence, (*t, c, n), and C."""
+        rank, state = self.dt_proj.shape[1], self.a_log.shape[1]
+        low_rank, b, c = jnp.split(u @ self.x_proj.T, [rank, rank + state], axis=-1)
+        leading = range(u.ndim - 1)
+        step = jax.nn.softplus(low_rank @ self.dt_proj.T + jax.lax.expand_dims(self.dt_bias, leading))
+        factors = jnp.exp(step[..., None] * jax.lax.expand_dims(-jnp.exp(self.a_log), leading))
+        return factors, (step * u)[..., None] * b[..., None, :], c
+
+    def _output(self, read: Float[Array, "*t c"], u: Array, z: Float[Array, "*t c"]) -> Float[Array, "*t d_o"]:
+        y = (read + jax.lax.expand_dims(self.skip, range(u.ndim - 1)) * u) * jax.nn.silu(z)
+        y = y @ self.out_proj.T
+        return y if self.out_bias is None else y + jax.lax.expand_dims(self.out_bias, range(u.ndim - 1))
+
+    def _step(self, state: MambaState, x: Float[Array, " d"]) -> tuple[MambaState, Float[Array, " d_o"]]:
+        past, h = state
+        before, z = self._projected(x)
+        past, u = self.conv1d.step(past, before)
+        u = jax.nn.silu(u)
+        factors, inputs, c = self._selected(u)
+        h = factors * h + inputs
+        return (past, h), self._output(h @ c, u, z)
+
+    def _scan(self, xs: Float[Array, "t d"], state: MambaState) -> tuple[Float[Array, "t d_o"], MambaState]:
+        past, h = state
+        before, z = self._projected(xs)
+        u, past = self.conv1d.scan(before, past)
+        u = jax.nn.silu(u)
+        factors, inputs, c = self._selected(u)
+        states = selective_scan(factors, inputs, h)
+        return self._output(jnp.einsum("tcn,tn->tc", states, c), u, z), (past, states[-1])
+
+
+@register_stack("mamba", label="Mamba", colour="#332288")
+def _mamba(inputs: int, hidden: int, key: Array, dtype: Any) -> Mamba:
+    return Mamba.random(d=inputs, channels=2 * hidden, d_out=hidden, key=key, dtype=dtype)

@@ -1,0 +1,129 @@
+"""A matrix memory: S_t = A_t S_{t-1} + k_t v_tᵀ;  o_t = S_tᵀ q_t, for each head.
+
+A_t is a number a_t, a diagonal diag(a_t), or one of them plus a matrix of rank one, l_t r_tᵀ:
+
+    Mamba-2, mLSTM, MesaNet  a number            Gated DeltaNet  a number and −β a k kᵀ
+    GLA                      a diagonal          RWKV-7          a diagonal and −(κ ⊙ a) κᵀ
+
+Decays come as logarithms, finite and at most 0. With a number, `memory_scan` does a chunk of the sequence in a few
+products of matrices: with D[t, s] = a_{s+1} ⋯ a_t, o = (D ⊙ q kᵀ) v and what the state before the chunk adds. With rank
+one, S_t = Σ_s D[t, s] (k_s v_sᵀ + l_s u_sᵀ) where u_t = S_{t-1}ᵀ r_t: a triangular system for u. Each log D[t, s] is
+the sum of its own terms; a difference of cumulative sums would lose the digits that small decays need.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from underhood.model import AbstractModel
+
+CHUNK = 32  # the paper's sequence length: one chunk, so the loop disappears
+MOST_HEADS = 4
+
+Memory = Float[Array, "h k v"]
+
+
+class Signals(NamedTuple):
+    """What a layer hands to its memory, for all heads and each step of a sequence."""
+
+    q: Float[Array, "t h k"]
+    k: Float[Array, "t h k"]
+    v: Float[Array, "t h v"]
+    log_decay: Float[Array, "t h"] | Float[Array, "t h k"]
+    left: Float[Array, "t h k"] | None = None  # l of l rᵀ
+    right: Float[Array, "t h k"] | None = None  # r
+
+
+def memory_step(state: Memory, now: Signals) -> tuple[Memory, Float[Array, "h v"]]:
+    """One step; the signals have no axis of time."""
+    decay = jnp.exp(now.log_decay)
+    new = (decay[:, None, None] if decay.ndim == 1 else decay[:, :, None]) * state + now.k[:, :, None] * now.v[:, None]
+    if now.left is not None and now.right is not None:
+        new = new + now.left[:, :, None] * jnp.einsum("hkv,hk->hv", state, now.right)[:, None]
+    return new, jnp.einsum("hkv,hk->hv", new, now.q)
+
+
+def memory_scan(state: Memory, signals: Signals) -> tuple[Float[Array, "t h v"], Memory]:
+    """A sequence: in chunks where the decay is a number, step by step where it is a diagonal."""
+    length = len(signals.q)
+    if length == 1:
+        state, output = memory_step(state, jax.tree.map(lambda signal: signal[0], signals))
+        return output[None], state
+    if signals.log_decay.ndim == 3:
+        state, outputs = jax.lax.scan(memory_step, state, signals)
+        return outputs, state
+    if length <= CHUNK:
+        state, outputs = _chunk(state, signals)
+        return outputs, state
+    # Zeros at the end leave the state as it is: keys and values 0, the logarithm of decay 1.
+    chunks, missing = -(-length // CHUNK), -length % CHUNK
+
+    def cut(signal: Array) -> Array:
+        padded = jnp.pad(signal, [(0, missing)] + [(0, 0)] * (signal.ndim - 1))
+        return padded.reshape(chunks, CHUNK, *signal.shape[1:])
+
+    state, outputs = jax.lax.scan(_chunk, state, jax.tree.map(cut, signals))
+    return outputs.reshape(chunks * CHUNK, *outputs.shape[2:])[:length], state
+
+
+def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Float[Array, "t h v"]]:
+    q, k, v, log_decay, left, right = signals
+    length = len(q)
+    decay, from_start = _decays(log_decay)
+    read = decay * jnp.einsum("thk,shk->hts", q, k)
+    outputs = jnp.einsum("hts,shv->thv", read, v) + from_start[:, :, None] * jnp.einsum("thk,hkv->thv", q, state)
+    kept = decay[:, -1].T[:, :, None] * k
+    new = from_start[-1][:, None, None] * state + jnp.einsum("shk,shv->hkv", kept, v)
+    if left is None or right is None:
+        return new, outputs
+    # D[t−1, s]: what r_t reads was written before t.
+    before = jnp.pad(decay[:, :-1], ((0, 0), (1, 0), (0, 0)))
+    from_start_before = jnp.pad(from_start[:-1], ((1, 0), (0, 0)), constant_values=1.0)
+    known = jnp.einsum("hts,shv->htv", before * jnp.einsum("thk,shk->hts", right, k), v)
+    known = known + from_start_before.T[:, :, None] * jnp.einsum("thk,hkv->htv", right, state)
+    system = jnp.eye(length, dtype=q.dtype)[None] - before * jnp.einsum("thk,shk->hts", right, left)
+    u = jax.lax.linalg.triangular_solve(system, known, left_side=True, lower=True, unit_diagonal=True)
+    outputs = outputs + jnp.einsum("hts,hsv->thv", decay * jnp.einsum("thk,shk->hts", q, left), u)
+    kept = decay[:, -1].T[:, :, None] * left
+    return new + jnp.einsum("shk,hsv->hkv", kept, u), outputs
+
+
+def _decays(log_decay: Float[Array, "t h"]) -> tuple[Float[Array, "h t t"], Float[Array, "t h"]]:
+    """D[t, s] = exp(Σ_{s<r≤t} log a_r) for s ≤ t, else 0; and exp(Σ_{r≤t} log a_r)."""
+    length, dtype = len(log_decay), log_decay.dtype
+    step = np.arange(length)
+    within = (step[None, None, :] > step[None, :, None]) & (step[None, None, :] <= step[:, None, None])
+    sums = jnp.einsum("tsr,rh->hts", jnp.asarray(within, dtype), log_decay)
+    causal = jnp.asarray(np.tri(length, dtype=bool))[None]
+    return jnp.where(causal, jnp.exp(sums), 0), jnp.exp(jnp.asarray(np.tri(length), dtype) @ log_decay)
+
+
+class AbstractMemoryCell(AbstractModel):
+    """A layer around a matrix memory: it writes `_initial_state` and `_scan`, and a step is a scan of length 1."""
+
+    def _step(self, state: Any, x: Float[Array, " d"]) -> tuple[Any, Float[Array, " d_o"]]:
+        ys, state = self._scan(x[None], state)
+        return state, ys[0]
+
+    @property
+    def hidden(self) -> int:
+        """Numbers of the memory: h·k·v, without the last inputs that some layers keep."""
+        return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(self.initial_state)) if leaf.ndim == 3)
+
+
+def by_head(signal: Float[Array, "t n"], heads: int) -> Float[Array, "t h k"]:
+    return signal.reshape(len(signal), heads, -1)
+
+
+def flat(signal: Float[Array, "t h v"]) -> Float[Array, "t n"]:
+    return signal.reshape(len(signal), -1)
+
+
+def heads_of_width(width: int) -> int:
+    """How many heads a layer of this width gets by default: 4, or what divides it."""
+    return int(np.gcd(width, MOST_HEADS))

@@ -1,0 +1,90 @@
+"""minGRU: h_t = (1 − z_t) ⊙ h_{t-1} + z_t ⊙ h̃_t;  z_t = σ(W_z x_t);  h̃_t = W_h x_t, or g(W_h x_t).
+
+Feng et al., "Were RNNs All We Needed?" (2024). Section 3 has the linear candidate. Appendix B keeps states positive,
+for a scan in logarithms: g(u) = u + ½ for u ≥ 0, σ(u) below. That is what `minGRU` of minGRU-pytorch computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, get_args
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from underhood.arrays import require_shape
+from underhood.cells.linear import lecun_normal
+from underhood.cells.selective import selective_scan
+from underhood.cells.stack import register_stack
+from underhood.errors import UnderhoodError
+from underhood.model import AbstractModel, tensor
+
+Candidate = Literal["positive", "linear"]
+
+
+class MinGRU(AbstractModel):
+    """n neurons; W_h above W_z in one matrix, as the public module has them."""
+
+    kind: ClassVar[str] = "mingru-cell"
+
+    to_hidden_and_gate: Float[Array, "hz d"] = tensor()
+    to_out: Float[Array, "d_o n"] | None = tensor(optional=True, default=None)
+    candidate: Candidate = eqx.field(static=True, default="positive")
+
+    def __check_init__(self) -> None:
+        if self.candidate not in get_args(Candidate):
+            raise UnderhoodError("expected a candidate of positive or linear", repr(self.candidate))
+        require_shape("to_hidden_and_gate", self.to_hidden_and_gate, (None, None), "(2 × hidden, inputs)")
+        if self.to_hidden_and_gate.shape[0] % 2:
+            rows = self.to_hidden_and_gate.shape[0]
+            raise UnderhoodError("expected an even number of rows in to_hidden_and_gate", rows)
+        if self.to_out is not None:
+            require_shape("to_out", self.to_out, (None, self.hidden), "(outputs, hidden)")
+
+    @property
+    def d(self) -> int:
+        return self.to_hidden_and_gate.shape[1]
+
+    @property
+    def d_out(self) -> int:
+        return self.hidden if self.to_out is None else self.to_out.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        return self.to_hidden_and_gate.shape[0] // 2
+
+    @classmethod
+    def random(cls, *, d: int, hidden: int, key: Array, dtype: Any = jnp.float32) -> MinGRU:
+        return cls(lecun_normal(key, (2 * hidden, d), dtype))
+
+    def _initial_state(self) -> Float[Array, " n"]:
+        return jnp.zeros(self.hidden, self.dtype)
+
+    def _driven(self, x: Float[Array, "*t d"]) -> tuple[Float[Array, "*t n"], Float[Array, "*t n"]]:
+        """1 − z and z ⊙ h̃."""
+        candidate, gate = jnp.split(x @ self.to_hidden_and_gate.T, 2, axis=-1)
+        if self.candidate == "positive":
+            candidate = jnp.where(candidate >= 0, candidate + 0.5, jax.nn.sigmoid(candidate))
+        return jax.nn.sigmoid(-gate), jax.nn.sigmoid(gate) * candidate
+
+    def _output(self, h: Float[Array, "*t n"]) -> Float[Array, "*t d_o"]:
+        return h if self.to_out is None else h @ self.to_out.T
+
+    def _step(
+        self, state: Float[Array, " n"], x: Float[Array, " d"]
+    ) -> tuple[Float[Array, " n"], Float[Array, " d_o"]]:
+        keep, add = self._driven(x)
+        state = keep * state + add
+        return state, self._output(state)
+
+    def _scan(
+        self, xs: Float[Array, "t d"], state: Float[Array, " n"]
+    ) -> tuple[Float[Array, "t d_o"], Float[Array, " n"]]:
+        states = selective_scan(*self._driven(xs), state)
+        return self._output(states), states[-1]
+
+
+@register_stack("mingru", label="minGRU", colour="#999933")
+def _mingru(inputs: int, hidden: int, key: Array, dtype: Any) -> MinGRU:
+    return MinGRU.random(d=inputs, hidden=hidden, key=key, dtype=dtype)

@@ -1,0 +1,144 @@
+"""mLSTM: C_t = f C_{t-1} + i k vᵀ, n_t = f n_{t-1} + i k;  h_t = C_tᵀ q / (max(|n_t·q|, 1) + ε e^{m_t}).
+
+x and z are projections of the input; q and k are made from u = SiLU(conv(x)), v from x, and the gates i = e^ĩ and
+f = σ(f̃), one of each a head, from (q, k, v). y = W_down ((LayerNorm(h) + skip ⊙ u) ⊙ SiLU(z)). The names are those of
+xlstm's mLSTMLayer (arXiv 2405.04517). n is one more column of values that are all 1. So that e^ĩ cannot overflow, C and
+n are kept times e^{-m}, m_t = max(m_{t-1} + log f, ĩ); but for ε = 1e-6 that changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from underhood.arrays import require_shape
+from underhood.cells.convolution import Convolution, Past
+from underhood.cells.linear import lecun_normal
+from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
+from underhood.cells.norm import Norm
+from underhood.cells.projection import Headwise, Projection
+from underhood.cells.stack import register_stack
+from underhood.errors import UnderhoodError
+from underhood.model import part, tensor
+
+EPS = 1e-6
+WIDTH = 4  # of the convolution, in a model made by name
+
+MLSTMState = tuple[Past, Memory, Float[Array, " h"]]  # past, (C, n), m
+
+
+class MLSTM(AbstractMemoryCell):
+    """Rows of `proj_up`: x, z. The gates read q, k and v, in this order."""
+
+    kind: ClassVar[str] = "mlstm-cell"
+
+    proj_up: Projection = part("projection")
+    conv1d: Convolution = part("convolution")
+    q_proj: Headwise = part("headwise")
+    k_proj: Headwise = part("headwise")
+    v_proj: Headwise = part("headwise")
+    igate: Projection = part("projection")
+    fgate: Projection = part("projection")
+    outnorm: Norm = part("norm")
+    learnable_skip: Float[Array, " inner"] = tensor()
+    proj_down: Projection = part("projection")
+
+    def __check_init__(self) -> None:
+        require_shape("learnable_skip", self.learnable_skip, (None,), "(inner,)")
+        (inner,) = self.learnable_skip.shape
+        if inner % self.heads:
+            raise UnderhoodError(f"expected an inner size that {self.heads} heads divide", inner)
+        require_shape("proj_up.weight", self.proj_up.weight, (2 * inner, None), "(x, z; d)")
+        require_shape("conv1d.weight", self.conv1d.weight, (inner, None), "(inner, width)")
+        for name in ("q_proj", "k_proj", "v_proj"):
+            projection = getattr(self, name)
+            if (projection.rows, projection.columns) != (inner, inner):
+                raise UnderhoodError(f"expected {name} of {inner} rows and columns", projection.weight.shape)
+        for name in ("igate", "fgate"):
+            require_shape(f"{name}.weight", getattr(self, name).weight, (self.heads, 3 * inner), "(heads, 3 inner)")
+        require_shape("outnorm.weight", self.outnorm.weight, (inner,), "(inner,)")
+        require_shape("proj_down.weight", self.proj_down.weight, (None, inner), "(d_out, inner)")
+
+    @property
+    def d(self) -> int:
+        return self.proj_up.columns
+
+    @property
+    def d_out(self) -> int:
+        return self.proj_down.rows
+
+    @property
+    def heads(self) -> int:
+        return self.igate.rows
+
+    @classmethod
+    def random(cls, *, d: int, heads: int, head_dim: int, blocks: int, key: Array, dtype: Any = jnp.float32) -> MLSTM:
+        """As xlstm draws it: gates that read nothing yet, f̃ from 3 to 6 over the heads."""
+        keys = jax.random.split(key, 7)
+        inner = heads * head_dim
+        blockwise = (
+            Headwise(lecun_normal(one, (blocks, inner // blocks, inner // blocks), dtype)) for one in keys[2:5]
+        )
+        q_proj, k_proj, v_proj = blockwise
+        no_weights = jnp.zeros((heads, 3 * inner), dtype)
+        return cls(
+            proj_up=Projection.random(d, 2 * inner, key=keys[0], dtype=dtype),
+            conv1d=Convolution.random(inner, WIDTH, key=keys[1], dtype=dtype),
+            q_proj=q_proj,
+            k_proj=k_proj,
+            v_proj=v_proj,
+            igate=Projection(no_weights, 0.1 * jax.random.normal(keys[5], (heads,), dtype)),
+            fgate=Projection(no_weights, jnp.linspace(3, 6, heads, dtype=dtype)),
+            outnorm=Norm(jnp.ones(inner, dtype), centred=True),
+            learnable_skip=jnp.ones(inner, dtype),
+            proj_down=Projection.random(inner, d, key=keys[6], dtype=dtype),
+        )
+
+    def _initial_state(self) -> MLSTMState:
+        head_dim = self.learnable_skip.shape[0] // self.heads
+        memory = jnp.zeros((self.heads, head_dim, head_dim + 1), self.dtype)
+        return self.conv1d.initial_past(), memory, jnp.zeros(self.heads, self.dtype)
+
+    def _scan(self, xs: Float[Array, "t d"], state: MLSTMState) -> tuple[Float[Array, "t d_o"], MLSTMState]:
+        past, memory, largest = state
+        x, z = jnp.split(self.proj_up(xs), 2, axis=1)
+        u, past = self.conv1d.scan(x, past)
+        u = jax.nn.silu(u)
+        q, k, v = self.q_proj(u), self.k_proj(u), self.v_proj(x)
+        read = jnp.concatenate([q, k, v], axis=1)
+        signals, scales = self._signals(*(by_head(one, self.heads) for one in (q, k, v)), read, largest)
+        outputs, memory = memory_scan(memory, signals)
+        h = outputs[:, :, :-1] / (jnp.maximum(jnp.abs(outputs[:, :, -1:]), jnp.exp(-scales)[:, :, None]) + EPS)
+        gated = (flat(self.outnorm(h)) + self.learnable_skip[None] * u) * jax.nn.silu(z)
+        return self.proj_down(gated), (past, memory, scales[-1])
+
+    def _signals(
+        self,
+        q: Float[Array, "t h k"],
+        k: Float[Array, "t h k"],
+        v: Float[Array, "t h k"],
+        read: Float[Array, "t gates"],
+        largest: Float[Array, " h"],
+    ) -> tuple[Signals, Float[Array, "t h"]]:
+        """The memory's signals times e^{-m}, and m."""
+        log_input, log_forget = self.igate(read), jax.nn.log_sigmoid(self.fgate(read))
+
+        def later(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+            return first[0] + second[0], jnp.maximum(first[1] + second[0], second[1])
+
+        forgotten, scales = jax.lax.associative_scan(later, (log_forget, log_input))
+        scales = jnp.maximum(largest[None] + forgotten, scales)
+        before = jnp.concatenate([largest[None], scales[:-1]])
+        written = jnp.exp(log_input - scales)[:, :, None] * (k * k.shape[2] ** -0.5)
+        with_one = jnp.concatenate([v, jnp.ones((*v.shape[:2], 1), v.dtype)], axis=2)
+        return Signals(q, written, with_one, log_forget + before - scales), scales
+
+
+@register_stack("mlstm", label="mLSTM", colour="#44aa99")
+def _mlstm(inputs: int, hidden: int, key: Array, dtype: Any) -> MLSTM:
+    heads = heads_of_width(2 * hidden)
+    head_dim = 2 * hidden // heads
+    return MLSTM.random(d=inputs, heads=heads, head_dim=head_dim, blocks=heads, key=key, dtype=dtype)

@@ -1,0 +1,57 @@
+"""y / √(mean y² + ε) and its relatives: RMS, layer and group norm, and vectors of length 1."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from underhood.arrays import require_shape
+from underhood.errors import UnderhoodError
+from underhood.model import Part, tensor
+
+
+class Norm(Part):
+    """weight ⊙ y / √(mean y² + ε) + bias over the last axis; where `centred`, of y − mean y (layer and group norm).
+
+    `weight` has the size of the last axis, or of the last two: a group norm has its own weights for each group.
+    """
+
+    kind: ClassVar[str] = "norm"
+
+    weight: Float[Array, " n"] = tensor()
+    bias: Float[Array, " n"] | None = tensor(optional=True, default=None)
+    eps: float = eqx.field(static=True, default=1e-5)
+    centred: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self) -> None:
+        require_shape("weight", self.weight, (None,), "(channels,)")
+        if self.bias is not None:
+            require_shape("bias", self.bias, self.weight.shape, "as weight has")
+        require_positive("eps", self.eps)
+
+    def __call__(self, y: Float[Array, "t h v"]) -> Float[Array, "t h v"]:
+        if self.centred:
+            y = y - jnp.mean(y, axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+        y = y * self.weight.reshape(1, -1, y.shape[-1])
+        return y if self.bias is None else y + self.bias.reshape(1, -1, y.shape[-1])
+
+
+def l2_normalised(x: Float[Array, "t h k"], eps: float = 1e-6) -> Float[Array, "t h k"]:
+    """x / √(Σ x² + ε)."""
+    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
+
+
+def unit(x: Float[Array, "t h k"], least: float = 1e-12) -> Float[Array, "t h k"]:
+    """x / max(|x|, least); its gradient at 0 is that of x / least, where that of |x| would be undefined."""
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), least * least))
+
+
+def require_positive(name: str, value: float) -> None:
+    if not (isinstance(value, float | int) and np.isfinite(value) and value > 0):
+        raise UnderhoodError(f"expected a positive {name}", repr(value))

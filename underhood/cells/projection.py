@@ -1,0 +1,128 @@
+"""W x + b in the ways that today's layers have it: with or without b, by blocks, or through a bottleneck."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, get_args
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from underhood.arrays import require_shape
+from underhood.cells.linear import lecun_normal
+from underhood.errors import UnderhoodError
+from underhood.model import Part, tensor
+
+Activation = Literal["tanh", "sigmoid", "none"]
+
+
+class Projection(Part):
+    """y = W x, or W x + b."""
+
+    kind: ClassVar[str] = "projection"
+
+    weight: Float[Array, "rows columns"] = tensor()
+    bias: Float[Array, " rows"] | None = tensor(optional=True, default=None)
+
+    def __check_init__(self) -> None:
+        require_shape("weight", self.weight, (None, None), "(rows, columns)")
+        if self.bias is not None:
+            require_shape("bias", self.bias, self.weight.shape[:1], "(rows,)")
+
+    @property
+    def rows(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def columns(self) -> int:
+        return self.weight.shape[1]
+
+    @classmethod
+    def random(
+        cls, columns: int, rows: int, *, key: Array, bias: Float[Array, " rows"] | None = None, dtype: Any = jnp.float32
+    ) -> Projection:
+        """Normal weights of variance 1/columns, and the bias as it is given."""
+        return cls(lecun_normal(key, (rows, columns), dtype), bias)
+
+    def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
+        return _biased(x @ self.weight.T, self.bias)
+
+
+class Headwise(Part):
+    """y = W x with W block-diagonal: `weight[i]` is the block of inputs and outputs i."""
+
+    kind: ClassVar[str] = "headwise"
+
+    weight: Float[Array, "blocks o i"] = tensor()
+    bias: Float[Array, " rows"] | None = tensor(optional=True, default=None)
+
+    def __check_init__(self) -> None:
+        require_shape("weight", self.weight, (None, None, None), "(blocks, rows, columns)")
+        if self.bias is not None:
+            require_shape("bias", self.bias, (self.rows,), "(rows of all blocks,)")
+
+    @property
+    def rows(self) -> int:
+        return self.weight.shape[0] * self.weight.shape[1]
+
+    @property
+    def columns(self) -> int:
+        return self.weight.shape[0] * self.weight.shape[2]
+
+    def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
+        blocks = x.reshape(len(x), self.weight.shape[0], -1)
+        return _biased(jnp.einsum("tbi,boi->tbo", blocks, self.weight).reshape(len(x), -1), self.bias)
+
+
+class LowRank(Part):
+    """y = W₂ f(W₁ x) + b."""
+
+    kind: ClassVar[str] = "low-rank"
+
+    down: Float[Array, "rank columns"] = tensor()
+    up: Float[Array, "rows rank"] = tensor()
+    bias: Float[Array, " rows"] | None = tensor(optional=True, default=None)
+    activation: Activation = eqx.field(static=True, default="none")
+
+    def __check_init__(self) -> None:
+        require_shape("down", self.down, (None, None), "(rank, columns)")
+        require_shape("up", self.up, (None, self.down.shape[0]), "(rows, rank)")
+        if self.bias is not None:
+            require_shape("bias", self.bias, self.up.shape[:1], "(rows,)")
+        if self.activation not in get_args(Activation):
+            raise UnderhoodError("expected an activation tanh, sigmoid or none", repr(self.activation))
+
+    @classmethod
+    def random(
+        cls,
+        columns: int,
+        rows: int,
+        rank: int,
+        *,
+        key: Array,
+        bias: Float[Array, " rows"] | None = None,
+        activation: Activation = "none",
+        dtype: Any = jnp.float32,
+    ) -> LowRank:
+        key_down, key_up = jax.random.split(key)
+        down, up = lecun_normal(key_down, (rank, columns), dtype), lecun_normal(key_up, (rows, rank), dtype)
+        return cls(down, up, bias, activation)
+
+    @property
+    def rows(self) -> int:
+        return self.up.shape[0]
+
+    @property
+    def columns(self) -> int:
+        return self.down.shape[1]
+
+    def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
+        inner = x @ self.down.T
+        if self.activation != "none":
+            inner = jnp.tanh(inner) if self.activation == "tanh" else jax.nn.sigmoid(inner)
+        return _biased(inner @ self.up.T, self.bias)
+
+
+def _biased(y: Float[Array, "t rows"], bias: Float[Array, " rows"] | None) -> Float[Array, "t rows"]:
+    return y if bias is None else y + bias[None]

@@ -1,0 +1,142 @@
+"""Our cells and the public torch classes that compute the same, both ways.
+
+A bridge is looked up by the qualified name of the public class: nothing is imported before someone needs it.
+
+    uh.from_torch(mixer)        tensors → read → our cell
+    uh.to_torch(cell)           our cell → write → settings and tensors → build → their module
+    uh.from_pretrained(folder)  config.json and the tensors under the prefix → read → our cell
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from underhood.cells import Stack
+from underhood.errors import UnderhoodError
+from underhood.extras import require
+from underhood.interop.state_dict import Tensors, listed
+from underhood.registry import Registry
+
+Settings = Mapping[str, Any]  # plain JSON: the fields of a public configuration that matter to the layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Bridge:
+    """One of our kinds and one public class."""
+
+    kind: str
+    public: str
+    """Qualified name, "transformers.models.mamba.modeling_mamba.MambaMixer"."""
+    read: Callable[[Tensors, Settings], Any]
+    """Tensors under the public names, and settings, to a cell; settings may say more than is needed."""
+    write: Callable[[Any], tuple[dict[str, Any], Tensors]]
+    """A cell to settings and tensors."""
+    build: Callable[[Settings], Any]
+    """Settings to a torch module, its weights of no account."""
+    describe: Callable[[Any], dict[str, Any]] = lambda module: {}
+    """A torch module to those settings that the shapes of its tensors do not tell."""
+    run: Callable[[Any, Any], Any] = lambda module, xs: module(xs)
+    """The module on a batch (b, t, d)."""
+    model_type: str | None = None
+    """What config.json of a checkpoint calls the model."""
+    prefix: str = ""
+    """Where a checkpoint keeps one layer's tensors, "backbone.layers.{layer}.mixer."."""
+    fields: frozenset[str] = frozenset()
+    """All fields that config.json of such a model may have, beside those that every model has."""
+
+
+BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.interop.diagonal_bridges")
+
+
+def bridge(public: str, **fields: Any) -> Bridge:
+    """Register a bridge for the class of this qualified name."""
+    return BRIDGES.register(public)(Bridge(public=public, **fields))
+
+
+def from_module(module: Any) -> Any:
+    """A public torch module as a cell of ours, in its dtype."""
+    from underhood.interop.torch import state_dict_of
+
+    name = qualified_name(module)
+    if name not in BRIDGES:
+        raise UnderhoodError(f"no bridge for the torch class {name}", remedy=f"Known: {', '.join(BRIDGES)}.")
+    found = BRIDGES[name]
+    return found.read(state_dict_of(module), found.describe(module))
+
+
+def to_module(model: Any, public: str | None = None) -> Any:
+    """A cell of ours as the public torch module, or a stack of such cells as a torch.nn.Module of them.
+
+    `public` names the class where several compute the same; the first one that is registered otherwise.
+    """
+    if not isinstance(model, Stack):
+        return _load(bridge_of(model, public), model)
+    from underhood.interop.torch_stack import TorchStack
+
+    bridges = [bridge_of(cell, public) for cell in model.cells]
+    layers = [(_load(one, cell), one.run) for one, cell in zip(bridges, model.cells, strict=True)]
+    return TorchStack(model, layers)
+
+
+def bridge_of(cell: Any, public: str | None = None) -> Bridge:
+    """The bridge for a cell of ours."""
+    found = [one for one in BRIDGES.values() if one.kind == cell.kind and public in (None, one.public)]
+    if not found:
+        wanted = "public torch class" if public is None else public
+        known = ", ".join(dict.fromkeys(one.kind for one in BRIDGES.values()))
+        raise UnderhoodError(f"no {wanted} for the kind {cell.kind}", remedy=f"Known kinds: {known}.")
+    return found[0]
+
+
+def public_form(cell: Any) -> tuple[Bridge, dict[str, Any], Tensors] | None:
+    """The cell for a public class that is on this machine; None where there is none, or where it cannot hold it."""
+    for one in BRIDGES.values():
+        if one.kind == getattr(cell, "kind", None) and importlib.util.find_spec(one.public.partition(".")[0]):
+            with contextlib.suppress(UnderhoodError):  # a setting that only ours has
+                return one, *one.write(cell)
+    return None
+
+
+def qualified_name(module: Any) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _load(chosen: Bridge, cell: Any) -> Any:
+    torch = require("torch", "torch", "a torch module")
+    settings, tensors = chosen.write(cell)
+    module = chosen.build(settings)
+    # Before the weights go in: a cast of theirs afterwards would round what float64 holds.
+    module = module.to({4: torch.float32, 8: torch.float64}[cell.dtype.itemsize])
+    given = {name: torch.from_numpy(np.array(tensor)) for name, tensor in tensors.items()}
+    module.load_state_dict(given, strict=True)
+    return module.eval()
+
+
+def take(tensors: Tensors, names: Mapping[str, tuple[int | None, ...]], optional: tuple[str, ...] = ()) -> Tensors:
+    """The tensors by name, each with the rank and the sizes that are told; None is any size."""
+    unknown = [name for name in tensors if name not in names]
+    missing = [name for name in names if name not in tensors and name not in optional]
+    if unknown or missing:
+        what = f"no tensor {missing[0]}" if missing else f"unknown tensor {unknown[0]}"
+        raise UnderhoodError(f"{what} among {listed(tensors)}")
+    for name, tensor in tensors.items():
+        wanted = names[name]
+        fits = tensor.ndim == len(wanted) and all(w in (None, n) for w, n in zip(wanted, tensor.shape, strict=True))
+        if not fits:
+            shape = ", ".join("any" if size is None else str(size) for size in wanted)
+            raise UnderhoodError(f"expected {name} of shape ({shape})", f"shape {tensor.shape}")
+    return dict(tensors)
+
+
+def expect(settings: Settings, **values: tuple[Any, ...]) -> None:
+    """Settings of these names, where they are given, have one of these values."""
+    for name, allowed in values.items():
+        if name in settings and settings[name] not in allowed:
+            words = " or ".join(map(repr, allowed))
+            raise UnderhoodError(f"expected the setting {name} to be {words}", repr(settings[name]))

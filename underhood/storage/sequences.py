@@ -1,0 +1,51 @@
+"""A sequence (t, d) of a user's own, from .npy or .csv."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import struct
+import tokenize
+from pathlib import Path
+
+import numpy as np
+
+from underhood.errors import UnderhoodError
+from underhood.storage.atomic import read_bytes
+
+
+def read_sequence(path: str | os.PathLike[str], d: int) -> np.ndarray:
+    """Finite numbers of shape (t, d): .npy as NumPy saves it, never a pickle, or a line of a .csv for each step."""
+    content = read_bytes(path)
+    try:
+        if Path(path).suffix == ".csv":
+            xs = np.loadtxt(io.StringIO(content.decode()), delimiter=",", ndmin=2)
+        else:
+            xs = read_npy(content)
+        xs = np.asarray(xs, np.float64)
+    except (ValueError, TypeError, OverflowError, SyntaxError, tokenize.TokenError, struct.error) as error:
+        raise UnderhoodError(f"cannot read numbers from {path}: {error}", remedy="Give .npy or .csv.") from None
+    if xs.ndim != 2 or xs.shape[1] != d or not len(xs):
+        remedy = "A batch is (b, t, d): choose one of its sequences." if xs.ndim == 3 else ""
+        raise UnderhoodError(f"expected a sequence of shape (t, {d}) in {path}", f"shape {xs.shape}", remedy)
+    if not np.isfinite(xs).all():
+        raise UnderhoodError(f"NaN or infinite numbers in {path}")
+    return xs
+
+
+def read_npy(content: bytes) -> np.ndarray:
+    """One array; its header names a size, which must be that of the bytes that follow before it is believed."""
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"an array of the version {version}")
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("Python objects, not numbers")
+    wanted = math.prod(shape) * dtype.itemsize
+    if any(type(side) is not int or side < 0 for side in shape) or wanted != len(content) - file.tell():
+        raise ValueError(f"shape {shape} of {dtype}, and {len(content) - file.tell()} bytes")
+    flat = np.frombuffer(content, dtype, offset=file.tell()) if wanted else np.zeros(0, dtype)
+    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
