@@ -40,7 +40,8 @@ reproduce: $(VENV)/.installed
 	$(THREAD) $(BIN)/underhood reproduce $(ARTIFACTS) --budget quick --out $(OUT) || test $$? -eq 1
 
 # Made in $(OUT) and copied at the end, so that every file names the commit it was made from, without "-dirty".
-results: $(VENV)/.installed
+# With the public layers that the zoo compares with.
+results: $(VENV)/.installed-dev
 	@test -z "$$(git status --porcelain)" || { echo "make results needs a clean tree: commit first" >&2; git status --short >&2; exit 1; }
 	rm -rf $(OUT)/quick
 	$(MAKE) reproduce ARTIFACTS=
