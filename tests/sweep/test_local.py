@@ -139,7 +139,7 @@ def test_another_specification_is_refused_by_what_differs(undisturbed, tmp_path)
     folder, records = undisturbed
     before = (folder / "spec.json").read_bytes()
     for change, words in (
-        ({"hidden": 5}, r"hidden .*4.* → .*5"),
+        ({"hidden": 5}, r"hidden\[1\] 4 → 5"),
         ({"steps": 61}, r"steps"),
         ({"l2": 0.1}, r"l2"),
     ):
