@@ -9,14 +9,14 @@ remembers whether there was one. De et al., "Griffin: Mixing Gated Linear Recurr
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution
 from underhood.cells.linear import Linear, lecun_normal
 from underhood.cells.selective import selective_scan
@@ -46,7 +46,7 @@ class BlockGate(Part):
         require_shape("bias", self.bias, (blocks, width), "(blocks, width)")
 
     @classmethod
-    def random(cls, blocks: int, width: int, *, key: Array, dtype: Any) -> BlockGate:
+    def random(cls, blocks: int, width: int, *, key: Array, dtype: DType) -> BlockGate:
         return cls(lecun_normal(key, (blocks, width, width), dtype), jnp.zeros((blocks, width), dtype))
 
     def __call__(self, u: Float[Array, "*t n"]) -> Float[Array, "*t n"]:
@@ -97,7 +97,15 @@ class Griffin(AbstractModel):
 
     @classmethod
     def random(
-        cls, *, d: int, channels: int, d_out: int, blocks: int = 1, width: int = 4, key: Array, dtype: Any = jnp.float32
+        cls,
+        *,
+        d: int,
+        channels: int,
+        d_out: int,
+        blocks: int = 1,
+        width: int = 4,
+        key: Array,
+        dtype: DType = jnp.float32,
     ) -> Griffin:
         """|a|² uniform from 0.81 to 0.998 where r = 1/8, as the public module has it; all else of unit gain."""
         keys = jax.random.split(key, 7)
@@ -157,5 +165,5 @@ def blocks_of(width: int) -> int:
 
 
 @register_stack("griffin", label="Griffin", colour="#117733")
-def _griffin(inputs: int, hidden: int, key: Array, dtype: Any) -> Griffin:
+def _griffin(inputs: int, hidden: int, key: Array, dtype: DType) -> Griffin:
     return Griffin.random(d=inputs, channels=hidden, d_out=hidden, blocks=blocks_of(hidden), key=key, dtype=dtype)

@@ -8,13 +8,13 @@ computes it. The state is (channels, N), and the last inputs of the convolution.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution
 from underhood.cells.linear import lecun_normal
 from underhood.cells.selective import selective_scan
@@ -71,7 +71,15 @@ class Mamba(AbstractModel):
 
     @classmethod
     def random(
-        cls, *, d: int, channels: int, d_out: int, state: int = 16, width: int = 4, key: Array, dtype: Any = jnp.float32
+        cls,
+        *,
+        d: int,
+        channels: int,
+        d_out: int,
+        state: int = 16,
+        width: int = 4,
+        key: Array,
+        dtype: DType = jnp.float32,
     ) -> Mamba:
         """The paper's: A = −1 … −N, D = 1, Δ from 0.001 to 0.1 at rest; projections of unit gain."""
         keys = jax.random.split(key, 6)
@@ -134,5 +142,5 @@ class Mamba(AbstractModel):
 
 
 @register_stack("mamba", label="Mamba", colour="#332288")
-def _mamba(inputs: int, hidden: int, key: Array, dtype: Any) -> Mamba:
+def _mamba(inputs: int, hidden: int, key: Array, dtype: DType) -> Mamba:
     return Mamba.random(d=inputs, channels=2 * hidden, d_out=hidden, key=key, dtype=dtype)
