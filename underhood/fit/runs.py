@@ -83,7 +83,9 @@ def fit(
     With `out`, in a run folder that survives a kill at any moment and that `resume` goes on from. `watch(step,
     losses)` is called after each chunk of steps. `loss(model, xs, ys)` of a batch replaces the half mean square.
     """
-    config = config or FitConfig()
+    config = FitConfig() if config is None else config
+    if not isinstance(config, FitConfig):
+        raise UnderhoodError("expected a uh.FitConfig", type(config).__name__)
     member = Member(config.seed, config.learning_rate, config.weight_decay)
     return fit_population([model], [member], task, config, out=out, resume=resume, watch=watch, loss=loss)[0]
 
@@ -286,7 +288,11 @@ def _fingerprint(model: AbstractModel) -> dict[str, Any]:
 def _check(models: Sequence[Any], members: Sequence[Member], task: AbstractTask) -> None:
     if not members or len(models) != len(members):
         raise UnderhoodError("expected one model for each member", f"{len(models)} models, {len(members)} members")
+    if not isinstance(task, AbstractTask):
+        raise UnderhoodError("expected a task to train on", type(task).__name__, "Use uh.TeacherStudent, for example.")
     for model in models:
+        if not isinstance(model, AbstractModel):
+            raise UnderhoodError("expected a model of underhood to train", type(model).__name__)
         if model.d != task.d:
             raise UnderhoodError(f"expected a model with {task.d} inputs for the task {task.name}", model.d)
         if model.d_out < task.d_out:
