@@ -144,6 +144,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_so(capsys, tmp_path, monkeypatch):
         (["--optimizer", "levenberg", "--learning-rate", "0.1"], "--learning-rate belongs to --optimizer adamw"),
         (["--optimizer", "levenberg", "--l2", "0.1"], "--l2 belongs to --optimizer adamw"),
         (["--max-seconds", "3"], "--max-seconds belongs to --optimizer levenberg"),
+        (["--optimizer", "levenberg", "--layers", "2"], "one layer"),
+        (["--optimizer", "levenberg", "--tensorboard"], "--tensorboard belongs to"),
         (["--task", "linear-regression", "--length", "3"], "no setting length"),
         (["--set", "length"], "name=value"),
         (["--length", "3", "--set", "length=4"], "given twice"),

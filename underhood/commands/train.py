@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from underhood.commands.output import DONE, note, print_json
+from underhood.commands.output import DONE, INTERRUPTED, note, print_json
 from underhood.errors import UnderhoodError
 
 if TYPE_CHECKING:
     from underhood.commands.train_plan import Plan
-
-INTERRUPTED = 130  # 128 + SIGINT: stopped by Ctrl-C, with a checkpoint to go on from
 
 # What a flag is unless given. The flags themselves are None then: a resumed run takes those from its folder.
 USUAL: dict[str, Any] = {

@@ -29,15 +29,15 @@ MANNERS = ("out", "resume", "list", "tensorboard", "json")
 class Plan(Train):
     """The flags with every choice made."""
 
-    out: Path
-    task: str
-    model: str
-    layers: int
-    seeds: int
-    first_seed: int
-    optimizer: Literal["adamw", "levenberg"]
-    lambdas: Literal["fixed", "free"]
-    target_loss: float
+    out: Path = Path()
+    task: str = USUAL["task"]
+    model: str = USUAL["model"]
+    layers: int = USUAL["layers"]
+    seeds: int = USUAL["seeds"]
+    first_seed: int = USUAL["first_seed"]
+    optimizer: Literal["adamw", "levenberg"] = USUAL["optimizer"]
+    lambdas: Literal["fixed", "free"] = USUAL["lambdas"]
+    target_loss: float = USUAL["target_loss"]
 
     @property
     def command(self) -> dict[str, Any]:
@@ -89,15 +89,16 @@ def settled(flags: Train) -> Plan:
     """Every choice made and checked; a resumed run takes what is not given from its folder."""
     out, given = require_out(flags), _given(flags)
     folder = RunFolder(out)
-    if flags.resume and COMMAND in folder.recorded and folder.has_begun:
+    if flags.resume and COMMAND in folder.recorded:
         before = _revived(folder.recorded[COMMAND])
         told = {name: value for name, value in given.items() if name in before}
-        if different := differences({name: before[name] for name in told}, told):
+        different = differences({name: before[name] for name in told}, told)
+        if different and folder.has_begun:
             remedy = "Use --resume without other flags, or another --out."
             raise UnderhoodError(f"the run in {out} has other settings: {listed(different)}", remedy=remedy)
         given = {**before, **given}  # what is new to it is compared with run.json
     manners = {name: getattr(flags, name) for name in MANNERS}
-    plan = Plan(**{**USUAL, **given, **manners})
+    plan = Plan(**{**given, **manners})
     _check(plan, given)
     return plan
 
@@ -124,7 +125,7 @@ def _revived(command: Any) -> dict[str, Any]:
     if not isinstance(command, dict) or not command.keys() <= names:
         raise UnderhoodError("run.json has flags that train does not know", remedy="Start again in another folder.")
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in command.items()}
-    return flags | ({"teacher": Path(flags["teacher"])} if "teacher" in flags else {})
+    return flags | ({"teacher": Path(str(flags["teacher"]))} if "teacher" in flags else {})
 
 
 def _check(plan: Plan, given: dict[str, Any]) -> None:
@@ -133,15 +134,20 @@ def _check(plan: Plan, given: dict[str, Any]) -> None:
             if name in given:
                 flag = f"--{name.replace('_', '-')}"
                 raise UnderhoodError(f"{flag} belongs to --optimizer {other}", remedy="Leave it out.")
-    for name in ("seeds", "hidden", "steps"):
+    for name in ("seeds", "hidden", "layers", "pre_readout", "steps"):
         value = getattr(plan, name)
         if value is not None and value < 1:
-            raise UnderhoodError(f"expected {name} of 1 or more", value, f"Use --{name} 1 or leave it out.")
+            raise UnderhoodError(f"expected {name} of 1 or more", value)
     if plan.first_seed < 0 or plan.first_seed + plan.seeds > 2**31:
         raise UnderhoodError("expected seeds from 0 to 2³¹ − 1", f"{plan.seeds} from {plan.first_seed} on")
     if plan.max_seconds is not None and not plan.max_seconds > 0:
         raise UnderhoodError("expected --max-seconds above 0", plan.max_seconds)
     if not 0 <= plan.target_loss < math.inf:
         raise UnderhoodError("expected --target-loss of 0 or more", plan.target_loss)
-    if plan.optimizer == "levenberg" and not ARCHITECTURES[plan.model].second_order:
-        raise UnderhoodError(f"levenberg does not train a {plan.model}", remedy="Use --optimizer adamw.")
+    if plan.optimizer == "levenberg":
+        if not ARCHITECTURES[plan.model].second_order:
+            raise UnderhoodError(f"levenberg does not train a {plan.model}", remedy="Use --optimizer adamw.")
+        if plan.layers > 1:
+            raise UnderhoodError("levenberg trains one layer", remedy="Leave out --layers.")
+        if plan.tensorboard:
+            raise UnderhoodError("--tensorboard belongs to --optimizer adamw", remedy="Leave it out.")

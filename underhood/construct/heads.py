@@ -135,7 +135,7 @@ def singles(source: LinearAttention, envelope: Envelope) -> Heads | None:
 
 
 def _products(form: KeyValueForm) -> tuple[np.ndarray, ...]:
-    """Values, keys, queries, output and decay of each product: S_pq, or S_pp − Σ_q S_pq = x_p (x_p − Σ_q x_q)."""
+    """Values, keys, queries, output and decay of each product, which reads S_pq or x_p (x_p − Σ_q x_q)."""
     values, keys = np.zeros((2, form.products, form.d))
     for product, reads in enumerate(form.reads):
         (own,) = np.nonzero(reads == 1)

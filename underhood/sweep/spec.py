@@ -136,7 +136,7 @@ def _entry() -> Any:
         if name not in RunSpec.model_fields:
             continue
         field, several = RunSpec.model_fields[name], Field(min_length=1)
-        kinds = Annotated[list[kind], BeforeValidator(_seeds if name == "seed" else _listed), several]
+        kinds: Any = Annotated[list[kind], BeforeValidator(_seeds if name == "seed" else _listed), several]
         if name in TASK_FIELDS:
             fields[name] = (kinds | None, None)
         else:
@@ -144,7 +144,8 @@ def _entry() -> Any:
     return pydantic.create_model("Entry", __base__=_Grid, **fields)
 
 
-Entry = _entry()
+class Entry(_entry()):
+    """A grid of runs."""
 
 
 class Sweep(BaseModel):
