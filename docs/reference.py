@@ -72,7 +72,7 @@ def field_docs(owner: type) -> dict[str, str]:
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is dataclasses.MISSING:
         return "required" if field.default_factory is dataclasses.MISSING else "see meaning"
-    if field.default is None or field.default == () or field.default is False:
+    if field.default is None or field.default is False or field.default in ((), ""):
         return ""
     return f"`{field.default}`"
 
@@ -187,7 +187,7 @@ def architectures_page() -> str:
 
     parts = [
         "# Architectures and kinds",
-        "From the registries; packages of yours add to them ([how](../extending.md)).",
+        "From the registries; [your package](../extending.md) can add to them.",
     ]
     parts.append("## Architectures\n\nNames for `train`, `sweep` and `uh.make_model`.")
     lines = ["| name | in figures | layers | further sizes | second order |", "|---|---|---|---|---|"]
@@ -203,7 +203,7 @@ def architectures_page() -> str:
         lines.append(f"| `{target.name}` | " + " | ".join(map(str, fewest)) + f" | {'yes' if target.exact else 'no'} |")
     parts += [
         "\n".join(lines),
-        "## Kinds of files\n\nThe header's `kind`, and the fields. Shapes: [Files](../format.md).",
+        "## Kinds of files\n\nThe header's `kind` and the fields ([shapes](../format.md)).",
     ]
     lines = ["| kind | fields |", "|---|---|"]
     lines += [f"| `{name}` | {', '.join(map(_field, dataclasses.fields(KINDS[name])))} |" for name in KINDS]

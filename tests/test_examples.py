@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -27,15 +28,18 @@ def test_a_gated_rnn_in_onnxruntime(capsys):
 
 def test_a_torch_trained_network_decompiled(capsys):
     space = example("decompile_a_torch_network.py")
-    found, error = space["main"](seed=2)
+    try:
+        found, error = space["main"](seed=2)
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert found.verdict == "linear-attention"
-    assert error < 1e-2
-    assert "loss after training" in capsys.readouterr().out
+    assert error < 1e-9
+    assert "10 iterations: loss" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short(path):
-    assert len(path.read_text().splitlines()) < 60
+    assert len(path.read_text().splitlines()) < 80
 
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "notebooks").glob("*.py")), ids=lambda path: path.stem)

@@ -116,7 +116,7 @@ def results_of(spec: dict[str, Any]) -> str:
     from underhood.sweep import read_spec
 
     rows = [
-        {"id": run.id, **run.model_dump(), "status": "done", "parameters": 9, "held_out_loss": 0.1, "seconds": 1.0}
+        {"id": run.id, **run.as_dict(), "status": "done", "parameters": 9, "held_out_loss": 0.1, "seconds": 1.0}
         for run in read_spec(spec).expanded()
     ]
     return "".join(json.dumps(row) + "\n" for row in rows)

@@ -222,7 +222,8 @@ def trained(name: str, optimizer: str) -> str | None:
             teacher = Path(temporary, "teacher.safetensors")
             uh.save(sources()[flags[1]], teacher)
             flags[1] = teacher
-        usual = ["train", "--d", 2, "--length", 4, "--steps", 6, "--optimizer", optimizer, "--json"]
+        sizes = [] if "--task" in flags else ["--length", 4] if "--teacher" in flags else ["--d", 2, "--length", 4]
+        usual = ["train", *sizes, "--steps", 6, "--optimizer", optimizer, "--json"]
         usual += ["--hidden", 4, "--batch-size", 4] if optimizer == "adamw" else ["--max-seconds", 20]
         out = Path(temporary, "run")
         problem, _ = attempt(command(*usual, *flags, "--out", out), seconds=120)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from underhood.identify.disguise import disguise
     from underhood.identify.found import Found
     from underhood.interop.foreign import decompile, probe
+    from underhood.interop.pretrained import from_pretrained
     from underhood.interop.torch import from_torch, to_torch
     from underhood.model import make_model
     from underhood.report.explore import explore
@@ -72,6 +73,7 @@ _EXPORTS = {
     "decompile": "interop.foreign",
     "probe": "interop.foreign",
     "from_torch": "interop.torch",
+    "from_pretrained": "interop.pretrained",
     "to_torch": "interop.torch",
     "run_sweep": "sweep.sweep",
     "query": "sweep.store",
@@ -108,6 +110,7 @@ __all__ = [
     "fit",
     "fit_levenberg",
     "fit_population",
+    "from_pretrained",
     "from_torch",
     "gradient_descent_attention",
     "load",

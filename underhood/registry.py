@@ -51,6 +51,9 @@ class Registry(Generic[T]):
             known = ", ".join(self._things)
             raise UnderhoodError(f"unknown {self.sort} {name!r}", remedy=f"Known: {known}.") from None
 
+    def get(self, name: str) -> T | None:
+        return self._filled().get(name)
+
     def __contains__(self, name: object) -> bool:
         return name in self._filled()
 

@@ -70,6 +70,38 @@ def test_levenberg_finds_a_small_teacher(capsys, tmp_path):
     assert json.loads(again[1])["runs"] == [row]
 
 
+def test_levenberg_takes_as_many_steps_as_it_is_given(capsys, tmp_path):
+    arguments = ["--optimizer", "levenberg", "--d", "2", "--length", "8", "--hidden", "6", "--steps", "3"]
+    _, out, _ = run(capsys, *arguments, "--out", str(tmp_path / "run"), "--json")
+    (row,) = json.loads(out)["runs"]
+    assert row["steps"] == 3
+    assert row["hidden"] <= 6
+    assert uh.load(row["file"]).hidden == row["hidden"]
+
+
+def test_resume_alone_takes_the_settings_from_the_folder(capsys, tmp_path):
+    out = ["--out", str(tmp_path / "run"), "--json"]
+    _, first, _ = run(capsys, *SMALL, "--seeds", "2", *out)
+    code, again, _ = run(capsys, *out, "--resume")
+    assert code == 0
+    losses = [[row["held_out_loss"] for row in json.loads(told)["runs"]] for told in (first, again)]
+    assert losses[0] == losses[1]
+    assert run(capsys, *out, "--resume", "--hidden", "3")[0] == 0  # what is given may be the same
+    code, _, err = run(capsys, *out, "--resume", "--hidden", "4", "--task", "teacher-student")
+    assert code == 2
+    assert "hidden 3 → 4" in err
+    assert 'task "linear-regression" → "teacher-student"' in err
+
+
+def test_a_start_that_failed_does_not_refuse_the_next(capsys, tmp_path):
+    out = ["--out", str(tmp_path / "run")]
+    code, _, err = run(capsys, *SMALL, "--learning-rate", "1e30", *out)
+    assert code == 2
+    assert "became" in err
+    assert run(capsys, *SMALL, *out)[0] == 0
+    assert run(capsys, *SMALL, *out)[0] == 2  # now there is something to lose
+
+
 def test_ctrl_c_leaves_a_checkpoint_and_says_so(capsys, tmp_path, monkeypatch):
     from underhood.commands import progress
 
@@ -78,9 +110,10 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_so(capsys, tmp_path, monkeypatch):
 
     monkeypatch.setattr(progress.Progress, "update", interrupt)
     long = [*SMALL[:-1], "5000"]
-    code, out, _ = run(capsys, *long, "--out", str(tmp_path / "run"), "--json")
+    code, out, err = run(capsys, *long, "--out", str(tmp_path / "run"), "--json")
     found = json.loads(out)
     assert code == 130
+    assert f"interrupted; go on with: underhood train --out {tmp_path / 'run'} --resume" in err
     assert found["interrupted"] is True
     assert 0 < found["runs"][0]["steps"] < 5000
     assert list((tmp_path / "run" / "checkpoints").iterdir())
@@ -95,9 +128,27 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_so(capsys, tmp_path, monkeypatch):
         (["--steps", "0"], "steps"),
         (["--seeds", "0"], "seeds"),
         (["--optimizer", "levenberg", "--model", "lstm"], "adamw"),
-        (["--model", "lstm", "--pre-readout", "3"], "pre-readout"),
+        (["--model", "lstm", "--pre-readout", "3"], "pre_readout"),
         (["--teacher", "nowhere.safetensors"], "no such file"),
         (["--optimizer", "sgd"], "levenberg"),
+        (["--hidden", "0"], "expected hidden of 1 or more; got 0"),
+        (["--hidden", "20000", "--layers", "9", "--model", "lstm"], "not enough memory for a network"),
+        (["--hidden", "1000000"], "not enough memory for a network"),
+        (["--seeds", "1000000000"], "not enough memory for 1000000000 networks"),
+        (["--batch-size", "1000000000"], "not enough memory for 50000000000 sequences"),
+        (["--task", "linear-regression", "--examples", "1000000000"], "not enough memory"),
+        (["--d", "1000000"], "not enough memory for a teacher"),
+        (["--optimizer", "levenberg", "--d", "1000"], "not enough memory for"),
+        (["--optimizer", "levenberg", "--max-seconds", "0"], "expected --max-seconds above 0"),
+        (["--optimizer", "levenberg", "--target-loss", "nan"], "expected --target-loss"),
+        (["--optimizer", "levenberg", "--learning-rate", "0.1"], "--learning-rate belongs to --optimizer adamw"),
+        (["--optimizer", "levenberg", "--l2", "0.1"], "--l2 belongs to --optimizer adamw"),
+        (["--max-seconds", "3"], "--max-seconds belongs to --optimizer levenberg"),
+        (["--optimizer", "levenberg", "--layers", "2"], "one layer"),
+        (["--optimizer", "levenberg", "--tensorboard"], "--tensorboard belongs to"),
+        (["--task", "linear-regression", "--length", "3"], "no setting length"),
+        (["--set", "length"], "name=value"),
+        (["--length", "3", "--set", "length=4"], "given twice"),
     ],
 )
 def test_bad_flags_are_one_line_and_exit_2(arguments, words, capsys, tmp_path):
@@ -109,6 +160,35 @@ def test_bad_flags_are_one_line_and_exit_2(arguments, words, capsys, tmp_path):
     assert code == 2
     assert words in err
     assert err.strip().count("\n") == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_needs_a_folder_and_its_help_shows_no_empty_default(capsys):
+    assert run(capsys, *SMALL)[0] == 2
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    told = capsys.readouterr().out
+    assert "(default: )" not in told
+    assert "gated-rnn)" in told
+
+
+def test_help_tells_the_defaults_that_are_used():
+    """The numbers that docstrings of flags tell are those of the configuration, of the task and of the sweep."""
+    from underhood.data import task_settings
+    from underhood.sweep.spec import RunSpec
+
+    usual, run = uh.FitConfig(), RunSpec(task="teacher-student", hidden=1)
+    assert (usual.steps, usual.batch_size, usual.learning_rate, usual.weight_decay) == (10_000, 64, 1e-3, 0.01)
+    for name in ("steps", "batch_size", "learning_rate", "weight_decay", "l2"):
+        assert getattr(run, name) == getattr(usual, name)
+    for task in ("teacher-student", "linear-regression"):
+        for name, value in task_settings(task).items():
+            assert getattr(run, name, value) == value
+
+
+def test_a_penalty_is_kept_in_the_run(capsys, tmp_path):
+    assert run(capsys, *SMALL, "--l2", "0.5", "--out", str(tmp_path / "run"))[0] == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["l2"] == 0.5
 
 
 def test_tensorboard_says_what_it_needs(capsys, tmp_path, monkeypatch):

@@ -123,7 +123,7 @@ def test_streams_of_different_seeds_differ():
     ("make", "rule"),
     [
         (lambda: LinearRegression(examples=0), "examples"),
-        (lambda: TeacherStudent(uh.random_attention(2), 0), "one step or more"),
+        (lambda: TeacherStudent(uh.random_attention(2), 0), "expected length"),
         (lambda: TASKS["sorting"], "unknown task"),
     ],
 )

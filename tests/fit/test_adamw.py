@@ -34,7 +34,7 @@ def test_the_steps_are_those_of_optax():
         change, state = theirs.update(gradient, state, leaves)
         leaves = optax.apply_updates(leaves, change)
         flat = jnp.concatenate([g.ravel() for g in gradient])
-        at = adamw.update(at, flat, rates, ravelled.decays, factor(step))
+        at = adamw.update(at, flat, rates, ravelled.decays, factor(step), CONFIG)
     found = jax.tree.leaves(ravelled.unravel(at.vector))
     for ours, right in zip(found, leaves, strict=True):
         np.testing.assert_allclose(ours, right, rtol=2e-5, atol=1e-7)
@@ -46,7 +46,7 @@ def test_only_recurrent_parameters_keep_their_size_without_a_gradient():
     ravelled = adamw.ravel(model)
     rates = adamw.Rates(jnp.float32(1e-1), jnp.float32(0.5))
     at = adamw.start(ravelled.vector)
-    at = adamw.update(at, jnp.zeros_like(at.vector), rates, ravelled.decays, jnp.float32(1))
+    at = adamw.update(at, jnp.zeros_like(at.vector), rates, ravelled.decays, jnp.float32(1), CONFIG)
     after = ravelled.unravel(at.vector)
     np.testing.assert_array_equal(after.nu, model.nu)
     np.testing.assert_allclose(after.readout, 0.95 * model.readout, rtol=1e-6)

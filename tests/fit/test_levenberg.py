@@ -7,13 +7,14 @@ import pytest
 
 from underhood.attention.linear import LinearAttention
 from underhood.attention.teachers import random_attention
+from underhood.data.linear_regression import regression_signs
 from underhood.errors import UnderhoodError
 from underhood.fit.gauss_newton import linearise, project, residual_at
 from underhood.fit.levenberg import Progress, default_sizes, fit_levenberg, starting_sizes
 from underhood.fit.moments import reduce_data
 from underhood.fit.problems import FixedLambda, FreeLambda, draw_weights, outputs_of, to_model
 from underhood.fit.prune import drop_dead
-from underhood.fit.symmetry import reduce_symmetric, regression_signs
+from underhood.fit.symmetry import reduce_symmetric
 
 
 def attend(attention: LinearAttention, xs: np.ndarray) -> np.ndarray:

@@ -177,20 +177,20 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_run_goes_on_from_it(unbroken, tm
 def test_a_folder_holds_one_run(unbroken, tmp_path):
     with pytest.raises(UnderhoodError, match="--resume"):
         fit(model(), TASK, CONFIG, out=unbroken[1])
-    with pytest.raises(UnderhoodError, match="config"):
+    with pytest.raises(UnderhoodError, match=r"config\.steps 300 → 7"):
         fit(model(), TASK, FitConfig(steps=7), out=unbroken[1], resume=True)
-    with pytest.raises(UnderhoodError, match="model"):
+    with pytest.raises(UnderhoodError, match=r"model\[0\].start"):
         fit(model(seed=1), TASK, CONFIG, out=unbroken[1], resume=True)
 
 
 def test_a_folder_holds_one_process(tmp_path):
-    with RunFolder(tmp_path / "run").locked(), pytest.raises(UnderhoodError, match="in use"):
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(UnderhoodError, match="another process"):
         fit(model(), TASK, CONFIG, out=tmp_path / "run")
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UnderhoodError, match="can be written"):
+    with pytest.raises(UnderhoodError, match="cannot write"):
         fit(model(), TASK, CONFIG, out=tmp_path / "file" / "run")
 
 
@@ -205,7 +205,7 @@ def test_a_disk_without_room_is_an_error_that_loses_nothing(unbroken, tmp_path):
     for room in (len(before["metrics.jsonl"]) + 3, checkpoint - 1):
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
         try:
-            with pytest.raises(UnderhoodError, match="can be written"):
+            with pytest.raises(UnderhoodError, match=r"cannot write|can be written"):
                 fit(model(), TASK, CONFIG, out=folder, resume=True)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -261,5 +261,5 @@ def test_killed_for_good_and_resumed(tmp_path):
 @pytest.mark.parametrize("member", ["1e999", "null", '"x"', "[]"])
 def test_a_log_that_names_no_member_is_one_line(member, tmp_path):
     (tmp_path / "log").write_text(f'{{"step": 1, "member": {member}}}\n')
-    with pytest.raises(UnderhoodError, match="one JSON object a line; got line 1"):
+    with pytest.raises(UnderhoodError, match=r"expected one JSON object a line in .*; got line 1"):
         read_metrics(tmp_path / "log")

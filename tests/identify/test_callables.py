@@ -1,4 +1,4 @@
-"""What a probed callable is given, and what it may do with it: copies, batches, torch, and one line for each mistake."""
+"""What a probed callable is given, and what it may do with it: copies, batches, torch; one line for each mistake."""
 
 import numpy as np
 import pytest

@@ -63,7 +63,7 @@ def test_the_committed_results_become_a_page(tmp_path, capsys):
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
 
 
-def test_budgets_stand_side_by_side(results):
+def test_budgets_are_side_by_side(results):
     page = report_html(load_records(results))
     assert page.index("here, quick") < page.index("here, paper")
     assert page.count("5.0·10⁻⁷") == 2  # the certificate of each
@@ -79,7 +79,11 @@ def test_what_is_missing_is_left_out():
 
 @pytest.mark.parametrize(
     ("files", "says"),
-    [({}, "results of underhood reproduce"), ({"quick/a.json": "{"}, "is JSON"), ({"quick/a.json": "[]"}, "reproduce")],
+    [
+        ({}, "no results of underhood"),
+        ({"quick/a.json": "{"}, "is not JSON"),
+        ({"quick/a.json": "[]"}, "no results of"),
+    ],
 )
 def test_folders_without_results_are_refused(files, says, tmp_path, capsys):
     for name, text in files.items():
@@ -88,7 +92,7 @@ def test_folders_without_results_are_refused(files, says, tmp_path, capsys):
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists()
-    with pytest.raises(UnderhoodError, match="folder"):
+    with pytest.raises(UnderhoodError, match="no such folder: "):
         write_report(tmp_path / "none", tmp_path / "r.html")
 
 
@@ -96,7 +100,7 @@ def test_folders_without_results_are_refused(files, says, tmp_path, capsys):
     "changes", [{"panels": [{"name": "W", "values": [["x"]]}]}, {"charts": [7]}, {"provenance": [1]}, {"networks": 5}]
 )
 def test_results_that_are_none_are_refused(changes):
-    with pytest.raises(UnderhoodError, match="as underhood reproduce writes them"):
+    with pytest.raises(UnderhoodError, match="cannot read these results"):
         report_html([record(**changes)])
 
 
@@ -133,7 +137,7 @@ def test_a_cloud_is_not_joined():
     assert drawn.count("<circle") == 6
 
 
-def test_matrices_that_belong_together_stand_in_a_line():
+def test_matrices_that_belong_together_share_a_line():
     names = ["Wₘ in", "λ", "D", "W_V", "W_K", "student, y1", "teacher, y1"]
     page = report_html([record(panels=[{"name": name, "values": [[1.0]]} for name in names])])
     assert [part.count("<figcaption>") for part in page.split('class="panels"')[1:]] == [3, 2, 2 + 1]  # and the chart's

@@ -7,20 +7,23 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
 from tests.sweep.specs import numbers, sweep
 from underhood.cli import main
+from underhood.commands.rows import print_rows
 from underhood.data import TASKS
 from underhood.errors import UnderhoodError
 from underhood.fit.config import FitConfig
 from underhood.fit.runs import fit
 from underhood.model import make_model
 from underhood.storage.files import load
-from underhood.sweep import run_sweep
-from underhood.sweep.job import run_job
-from underhood.sweep.store import results
+from underhood.sweep import local, run_sweep
+from underhood.sweep.job import jobs_of, run_job
+from underhood.sweep.spec import parse
+from underhood.sweep.store import Store, results
 
 SPEC = sweep({"seeds": 2, "learning_rate": [1e-3, 1e-2], "probe": True}, {"hidden": 4}, keep_models=True)
 COMMAND = [sys.executable, "-c", "import sys; from underhood.cli import main; sys.exit(main())"]
@@ -46,7 +49,7 @@ def test_a_run_is_what_fit_gives(undisturbed):
     """The sweep adds nothing to a run: `fit` alone ends with the same loss, to the last bit."""
     record = next(r for r in undisturbed[1] if r["seed"] == 1 and r["learning_rate"] == 1e-2)
     task = TASKS["linear-regression"](examples=3, d_x=1, d_y=1)
-    config = FitConfig(steps=60, batch_size=4, learning_rate=1e-2, final_learning_rate=1e-5, weight_decay=0.0, seed=1)
+    config = FitConfig(steps=60, batch_size=4, learning_rate=1e-2, final_learning_rate=1e-5, seed=1)
     alone = fit(make_model("gated-rnn", 2, hidden=3, d_out=1, seed=1), task, config)
     assert alone.held_out_loss == pytest.approx(record["held_out_loss"], rel=1e-5)
 
@@ -97,6 +100,87 @@ def test_killed_with_all_its_workers_and_resumed(tmp_path):
     again = run_sweep(json.loads(spec.read_text()), tmp_path / "undisturbed", workers=1)
     assert numbers(results(out)) == numbers(again)
     assert len(results(out)) == 2
+
+
+def test_one_impossible_run_does_not_lose_the_others(tmp_path, capsys):
+    spec, out = tmp_path / "spec.json", tmp_path / "out"
+    spec.write_text(json.dumps(sweep({"hidden": [3, 1_000_000], "steps": 5, "probe": True})))
+    assert main(["sweep", str(spec), "--out", str(out), "--workers", "1"]) == 1
+    printed = capsys.readouterr()
+    assert "not enough memory for a network" in printed.err
+    assert "attention_r2" in printed.out
+    (good,) = (record for record in results(out) if record["status"] == "done")
+    assert good["hidden"] == 3
+    (bad,) = (record for record in results(out) if record["status"] == "failed")
+    assert bad["retry"]
+    with Store(out).opened({}, resume=True) as store:  # another machine may have the memory
+        assert set(store.done) == {good["id"]}
+
+
+def test_a_worker_that_dies_fails_its_own_job_alone(tmp_path, monkeypatch):
+    jobs = jobs_of(parse(sweep({"hidden": [3, 4], "steps": 5})).expanded(), checkpoint_every=5, keep_models=False)
+    deadly, found = jobs[0]["id"], []
+
+    def pooled(now, folder, workers, attempts):
+        for job in now:
+            attempts[job["id"]] += 1
+        if any(job["id"] == deadly for job in now):
+            raise BrokenProcessPool
+        for job in now:
+            yield job["id"], run_job(job)
+
+    monkeypatch.setattr(local, "_pooled", pooled)
+    local.run_here(jobs, tmp_path / "jobs", 2, found.extend)
+    told = {record["hidden"]: record["status"] for record, _ in found}
+    assert told == {jobs[0]["runs"][0]["hidden"]: "failed", jobs[1]["runs"][0]["hidden"]: "done"}
+
+
+def test_another_specification_is_refused_by_what_differs(undisturbed, tmp_path):
+    folder, records = undisturbed
+    before = (folder / "spec.json").read_bytes()
+    for change, words in (
+        ({"hidden": 5}, r"hidden\[1\] 4 → 5"),
+        ({"steps": 61}, r"steps"),
+        ({"l2": 0.1}, r"l2"),
+    ):
+        other = {**SPEC, "runs": [SPEC["runs"][0], {**SPEC["runs"][1], **change}]}
+        with pytest.raises(UnderhoodError, match=words):
+            run_sweep(other, folder, workers=1, resume=True)
+    with pytest.raises(UnderhoodError, match="keep_models true → false"):
+        run_sweep({**SPEC, "keep_models": False}, folder, workers=1, resume=True)
+    assert (folder / "spec.json").read_bytes() == before
+    same = {**SPEC, "runs": [SPEC["runs"][1], {**SPEC["runs"][0], "seeds": [0, 1], "weight_decay": [0.01]}]}
+    again = run_sweep(same, folder, workers=1, resume=True)  # the same runs, written otherwise
+    assert numbers(again) == numbers(records)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("underhood.sweep.sweep.run_here", interrupted)
+    spec, out = tmp_path / "spec.json", tmp_path / "out"
+    spec.write_text(json.dumps(sweep({})))
+    assert main(["sweep", str(spec), "--out", str(out)]) == 130
+    assert f"go on with: underhood sweep {spec} --out {out} --resume" in capsys.readouterr().err
+
+
+def test_a_table_at_80_columns_keeps_exponents(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [
+        {"task": "teacher-student", "model": name, "learning_rate": 1e-3, "optimizer": "levenberg", "hidden": 100 + n}
+        | {"held_out_loss": 1.2344e-23, "attention_r2": 0.999999, "status": "done", "seed": n}
+        for n, name in enumerate(("gated-rnn-dense", "lru-in-skip"))
+    ]
+    print_rows("a sweep", rows)
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert "held_out_loss 1.234e-23" in printed  # the same in all rows: told once
+    assert "lru-in-skip" in printed
+    print_rows("one row", rows[:1])
+    printed = capsys.readouterr().out
+    assert "1.234e-23" in printed
+    assert "…" not in printed
 
 
 def test_the_command(tmp_path, capsys):

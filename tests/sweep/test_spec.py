@@ -1,6 +1,7 @@
 """A specification is checked whole before anything starts, and what is wrong names its entry."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ from tests.sweep.specs import SMALL, sweep
 from underhood.errors import UnderhoodError
 from underhood.sweep.job import jobs_of
 from underhood.sweep.spec import RunSpec, parse, read_spec
+from underhood.sweep.store import results
 
 
 def test_an_entry_stands_for_every_combination():
@@ -25,6 +27,23 @@ def test_a_run_has_the_same_name_everywhere():
     assert RunSpec(**{**run.model_dump(), "seed": 1}).id != run.id
 
 
+def test_fields_that_came_later_leave_names_as_they_were():
+    """The names of the committed sweep, which knows nothing of l2 and settings."""
+    folder = Path(__file__).parents[2] / "results" / "laptop" / "sweep"
+    for record in results(folder):
+        run = RunSpec(**{name: record[name] for name in RunSpec.model_fields if name in record})
+        assert run.id == record["id"]
+    runs = read_spec(folder / "spec.json").expanded()
+    assert {run.id for run in runs} == {record["id"] for record in results(folder)}
+    assert RunSpec(**{**runs[0].as_dict(), "l2": 0.1}).id != runs[0].id
+
+
+def test_settings_not_given_are_the_task_s_own():
+    (run,) = parse(sweep({})).expanded()
+    assert run.make_task().settings() == {"task": "linear-regression", "examples": 3, "d_x": 1, "d_y": 1}
+    assert RunSpec(task="teacher-student", hidden=1, d=2).make_task().d == 2
+
+
 def test_runs_of_one_shape_are_one_job():
     runs = parse(sweep({"seeds": 3, "learning_rate": [1e-3, 1e-2]}, {"hidden": 4}, {"model": "gru"})).expanded()
     jobs = jobs_of(runs, checkpoint_every=10, keep_models=False)
@@ -36,8 +55,8 @@ def test_runs_of_one_shape_are_one_job():
 @pytest.mark.parametrize(
     ("entry", "named"),
     [
-        ({"model": "transformer"}, "runs[1].model"),
-        ({"task": "chess"}, "runs[1].task"),
+        ({"model": "transformer"}, "runs[1]: unknown model"),
+        ({"task": "chess"}, "runs[1]: unknown task"),
         ({"hidden": -4}, "runs[1].hidden"),
         ({"hidden": [4, 0]}, "runs[1].hidden[1]"),
         ({"hidden": "4"}, "runs[1].hidden"),
@@ -48,10 +67,12 @@ def test_runs_of_one_shape_are_one_job():
         ({"learning_rate": 0}, "runs[1].learning_rate"),
         ({"learning_rate": float("nan")}, "runs[1].learning_rate"),
         ({"colour": "red"}, "runs[1].colour"),
-        ({"model": "gated-rnn", "layers": 2}, "runs[1].layers"),
-        ({"model": "gru", "optimizer": "levenberg"}, "runs[1]"),
-        ({"model": "gru", "pre_readout": 4}, "runs[1].pre_readout"),
+        ({"model": "gated-rnn", "layers": 2}, "runs[1]: expected layers"),
+        ({"model": "gru", "optimizer": "levenberg"}, "runs[1]: levenberg"),
+        ({"model": "gru", "pre_readout": 4}, "runs[1]: gru has no pre_readout"),
         ({"seeds": 10**7}, "runs[1].seeds"),
+        ({"settings": {"size": 3}}, "runs[1]: the task linear-regression has no setting size"),
+        ({"settings": {"d_x": 3}}, "runs[1]: d_x is a field of its own"),
     ],
 )
 def test_a_bad_entry_is_named(entry, named):
@@ -62,9 +83,9 @@ def test_a_bad_entry_is_named(entry, named):
 
 
 def test_a_run_that_stands_twice_is_refused():
-    with pytest.raises(UnderhoodError, match=r"runs\[1\] repeats one of runs\[0\]"):
+    with pytest.raises(UnderhoodError, match=r"runs\[1\]: repeats a run of runs\[0\]"):
         parse(sweep({"hidden": [3, 4]}, {"hidden": [5, 4]})).expanded()
-    with pytest.raises(UnderhoodError, match=r"runs\[0\] repeats one of runs\[0\]"):
+    with pytest.raises(UnderhoodError, match=r"runs\[0\]: repeats a run of runs\[0\]"):
         parse(sweep({"hidden": [4, 4]})).expanded()
 
 
@@ -75,7 +96,7 @@ def test_a_file_that_is_no_specification(tmp_path, content):
     with pytest.raises(UnderhoodError) as caught:
         read_spec(path)
     assert "\n" not in str(caught.value)
-    with pytest.raises(UnderhoodError, match="can be read"):
+    with pytest.raises(UnderhoodError, match="cannot read"):
         read_spec(tmp_path / "none.json")
 
 

@@ -45,7 +45,7 @@ def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
 def test_two_writers_on_one_folder(tmp_path):
     with Store(tmp_path).opened({}, resume=False) as store:
         store.add(A)
-        with pytest.raises(UnderhoodError, match="in use"), Store(tmp_path).opened({}, resume=True):
+        with pytest.raises(UnderhoodError, match="another process"), Store(tmp_path).opened({}, resume=True):
             pass
     assert results(tmp_path) == [A]
 

@@ -9,13 +9,25 @@ of the readout make every one of these forms show in some output.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
 from jaxtyping import Float
 
 from underhood.algebra.quadratic import Array, product_forms
-from underhood.algebra.subspaces import factor, intersect, row_space
+from underhood.algebra.subspaces import factor, independent_rows, intersect, numerical_rank, row_space
+
+
+class GatedWeights(NamedTuple):
+    """Eq. 2 as arrays: h_t = λ ⊙ h_{t-1} + (W_m x̃) ⊙ (W_x x̃);  y = D [(L h) ⊙ (R h)]."""
+
+    w_m: Float[Array, "n d1"]
+    w_x: Float[Array, "n d1"]
+    lambda_: Float[Array, " n"]
+    left: Float[Array, "m n"]
+    right: Float[Array, "m n"]
+    readout: Float[Array, "d_o m"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +58,17 @@ class KeyValueForm:
     def forms(self) -> Float[Array, "memory p"]:
         """The quadratic form that each memory sums."""
         return product_forms(self.values, self.keys)
+
+    @property
+    def gated(self) -> GatedWeights:
+        """Memory neurons (λ = decay) first, then query neurons (λ = 0), which read x times the constant 1."""
+        memory, queries, products = self.memory, len(self.queries), self.products
+        w_m, w_x = np.zeros((2, memory + queries, self.d + 1))
+        w_m[:memory, :-1], w_x[:memory, :-1] = self.values, self.keys
+        w_m[memory:, :-1], w_x[memory:, -1] = self.queries, 1.0
+        left, right = np.zeros((2, products, memory + queries))
+        left[:, :memory], right[:, memory:] = self.reads, self.asks
+        return GatedWeights(w_m, w_x, np.append(self.decay, np.zeros(queries)), left, right, self.readout)
 
 
 def stack_forms(forms: list[KeyValueForm]) -> KeyValueForm:
@@ -92,3 +115,38 @@ def smallest_head(
         values=left[p], keys=right[q], decay=np.full(len(p), decay), queries=asked, reads=reads, asks=asks,
         readout=coefficients @ outputs,
     )  # fmt: skip
+
+
+def smallest_form(heads: list[KeyValueForm]) -> KeyValueForm:
+    """The smaller of: each head on its own, and all heads of one decay through shared memories and queries."""
+    apart = stack_forms(heads)
+    if len(heads) == 1:
+        return apart
+    decays = [form.decay[0] if form.memory else 1.0 for form in heads]
+    groups = [[form for form, its in zip(heads, decays, strict=True) if its == one] for one in sorted(set(decays))]
+    together = stack_forms([_share(group) for group in groups])
+    return min(together, apart, key=lambda form: (form.memory + len(form.queries), form.products))
+
+
+def _share(heads: list[KeyValueForm]) -> KeyValueForm:
+    """Heads of one decay through one basis of memories and of queries."""
+    together = stack_forms(heads)
+    chosen, weights = independent_rows(together.forms)
+    queries = row_space(together.queries)
+    # What each head reads, as functionals of the shared memories and queries.
+    reads, asks = together.reads @ weights, together.asks @ together.queries @ np.linalg.pinv(queries)
+    tensor = np.einsum("ir,rp,rk->ipk", together.readout, reads, asks, optimize=True)
+    # One product for each (output direction, query): rank of outputs × queries.
+    outputs, sizes, _ = np.linalg.svd(tensor.reshape(len(tensor), -1), full_matrices=False)
+    rank = numerical_rank(sizes, tensor.reshape(len(tensor), -1).shape)
+    directions = outputs[:, :rank]
+    reads = np.einsum("io,ipk->okp", directions, tensor).reshape(-1, len(chosen))
+    return KeyValueForm(
+        values=together.values[chosen],
+        keys=together.keys[chosen],
+        decay=np.full(len(chosen), together.decay[0] if together.memory else 1.0),
+        queries=queries,
+        reads=reads,
+        asks=np.tile(np.eye(len(queries)), (rank, 1)),
+        readout=np.repeat(directions, len(queries), axis=1),
+    )

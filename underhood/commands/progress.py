@@ -62,7 +62,6 @@ def _event_writer(folder: Path) -> Any:
     try:
         from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise UnderhoodError(
-            "--tensorboard needs tensorboardX", "an installation without it", "pip install 'underhood[tensorboard]'"
-        ) from None
+        remedy = "pip install 'underhood[tensorboard]'"
+        raise UnderhoodError("--tensorboard needs tensorboardX", remedy=remedy) from None
     return SummaryWriter(str(folder / "tensorboard"))

@@ -9,6 +9,9 @@ from typing import Annotated, Any
 import tyro
 
 from underhood.commands.output import ANSWER_IS_NO, DONE, note, print_json
+from underhood.commands.rows import print_rows
+
+COLUMNS = ("task", "model", "layers", "hidden", "seed", "learning_rate", "optimizer", "held_out_loss", "attention_r2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +21,9 @@ class Sweep:
     spec: Annotated[Path, tyro.conf.Positional]
     """JSON file: entries with the flags of `underhood train`, each one value or a list."""
     out: Path
-    """Folder of the results; one that stands there goes on with --resume."""
+    """Folder of the results."""
     resume: bool = False
-    """Skip what is done."""
+    """Go on with the sweep in --out."""
     workers: int | None = None
     """Processes on this machine, one core each; as many as there are cores unless given."""
     scheduler: str | None = None
@@ -28,11 +31,11 @@ class Sweep:
     tls_ca_file: Path | None = None
     """Certificate authority of a scheduler at tls://…"""
     tls_cert: Path | None = None
-    """Our certificate for it."""
+    """Certificate file of this client."""
     tls_key: Path | None = None
-    """And its key."""
+    """Private key file."""
     query: str | None = None
-    """SQL to ask of the results at the end, over the table `runs`."""
+    """SQL over the results, the table `runs`, to print at the end."""
     json: bool = False
     """Print one JSON object."""
 
@@ -43,16 +46,11 @@ class Sweep:
         if self.query:
             require("duckdb", "sweep", "--query")  # before the runs rather than after them
         sweep, tls = read_spec(self.spec), self._tls()
-        records = run_sweep(
-            sweep,
-            self.out,
-            scheduler=self.scheduler,
-            tls=tls,
-            workers=self.workers,
-            resume=self.resume,
-            watch=Teller(),
-            warn=note,
-        )
+        options: dict[str, Any] = {"scheduler": self.scheduler, "workers": self.workers, "resume": self.resume}
+        try:
+            records = run_sweep(sweep, self.out, tls=tls, watch=Teller(), warn=note, **options)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"go on with: underhood sweep {self.spec} --out {self.out} --resume") from None
         failed = [record for record in records if record["status"] != "done"]
         answer = query(self.out, self.query) if self.query else None
         if self.json:
@@ -60,7 +58,9 @@ class Sweep:
                 {"name": sweep.name, "out": str(self.out), "failed": len(failed), "runs": records, "query": answer}
             )
         else:
-            _print(answer if answer is not None else records, f"{sweep.name}: {self.out}")
+            print_rows(f"{sweep.name}: {self.out}", [_shown(row) for row in records] if answer is None else answer)
+            for record in failed:
+                note(f"failed: {record['model']} hidden {record['hidden']} seed {record['seed']}: {record['reason']}")
         return ANSWER_IS_NO if failed else DONE
 
     def _tls(self) -> Any:
@@ -70,23 +70,13 @@ class Sweep:
         files = (self.tls_ca_file, self.tls_cert, self.tls_key)
         if all(file is None for file in files):
             if self.scheduler and self.scheduler.startswith("tls://"):
-                raise UnderhoodError("a tls:// scheduler takes --tls-ca-file, --tls-cert and --tls-key", "none of them")
+                raise UnderhoodError("a tls:// scheduler needs --tls-ca-file, --tls-cert and --tls-key")
             return None
         for file in files:
             if file is None or not file.is_file():
-                raise UnderhoodError("--tls-ca-file, --tls-cert and --tls-key are three files", str(file))
+                raise UnderhoodError("expected three files: --tls-ca-file, --tls-cert and --tls-key", str(file))
         return Tls(*[file for file in files if file is not None])
 
 
-def _print(rows: list[dict[str, Any]], title: str) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    usual = ("task", "model", "layers", "hidden", "seed", "learning_rate", "optimizer", "held_out_loss", "status")
-    names = [name for name in usual if name in rows[0]] if rows and "id" in rows[0] else list(rows[0]) if rows else []
-    table = Table(*map(escape, names), title=escape(title), title_justify="left")
-    for row in rows:
-        values = (row.get(name) for name in names)
-        table.add_row(*(escape(f"{value:.4g}" if isinstance(value, float) else str(value)) for value in values))
-    Console().print(table)
+def _shown(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: record[name] for name in (*COLUMNS, "status") if name in record}

@@ -1,203 +1,169 @@
-"""`underhood train`: networks on the paper's tasks, by AdamW as in the paper or by a second-order solver."""
+"""`underhood train`: networks on a task, by AdamW as in the paper or by a second-order solver."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from underhood.commands.output import DONE, note, print_json
+import tyro
 
-INTERRUPTED = 130  # 128 + SIGINT: stopped by Ctrl-C, with a checkpoint to go on from
+from underhood.commands.output import DONE, INTERRUPTED, note, print_json
+from underhood.errors import UnderhoodError
+
+if TYPE_CHECKING:
+    from underhood.commands.train_plan import Plan
+
+# What a flag is unless given. The flags themselves are None then: a resumed run takes those from its folder.
+USUAL: dict[str, Any] = {
+    "task": "teacher-student",
+    "model": "gated-rnn",
+    "layers": 1,
+    "seeds": 1,
+    "first_seed": 0,
+    "optimizer": "adamw",
+    "lambdas": "fixed",
+    "target_loss": 1e-20,
+}
+
+
+def _usual(name: str) -> object:
+    """Help that shows what is used where nothing is given."""
+    return tyro.conf.arg(help_behavior_hint=f"(default: {USUAL[name]})")
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
     """Train one network for each seed; a run folder holds settings, metrics, checkpoints and the results."""
 
-    out: Path
-    """Run folder; a run that stands there goes on with --resume."""
-    task: str = "teacher-student"
-    """teacher-student (Section 3) or linear-regression (Section 4)."""
-    model: str = "gated-rnn"
-    """gated-rnn, gated-rnn-dense, lru, lru-in-out, lru-in-skip, lstm or gru."""
+    out: Path | None = None
+    """Run folder."""
+    resume: bool = False
+    """Go on from the last checkpoint of --out with its settings, or start if there is none."""
+    list: bool = False
+    """Print the names of all tasks, with their settings, and of all models."""
+    task: Annotated[str | None, _usual("task")] = None
+    """Task, by a name that --list prints."""
+    model: Annotated[str | None, _usual("model")] = None
+    """Architecture, by a name that --list prints."""
     hidden: int | None = None
-    """Hidden neurons; the paper's unless given (100, and 80 for linear-regression; levenberg takes far fewer)."""
+    """Hidden neurons; the task's usual number unless given, and far fewer for levenberg."""
     pre_readout: int | None = None
-    """Pre-readout neurons of a gated-rnn; as many as hidden ones unless given."""
-    layers: int = 1
-    """Layers of an lru, lstm or gru."""
-    seeds: int = 1
+    """Pre-readout neurons of a gated RNN; as many as hidden ones unless given."""
+    layers: Annotated[int | None, _usual("layers")] = None
+    """Layers, for architectures that can be stacked."""
+    seeds: Annotated[int | None, _usual("seeds")] = None
     """How many seeds, trained side by side."""
-    first_seed: int = 0
+    first_seed: Annotated[int | None, _usual("first_seed")] = None
     """The first of them."""
-    optimizer: Literal["adamw", "levenberg"] = "adamw"
+    optimizer: Annotated[Literal["adamw", "levenberg"] | None, _usual("optimizer")] = None
     """adamw is the paper's; levenberg is second order, in float64."""
     preset: str | None = None
     """section-3.1, section-3.2, section-3.3 or section-4.2: the paper's steps, rates and decay."""
     steps: int | None = None
-    """Training steps (iterations for levenberg); 10,000 unless given, or the preset's."""
-    resume: bool = False
-    """Go on from the last checkpoint of --out, or start if there is none."""
+    """Training steps, 10,000 unless given; for levenberg iterations of all starts, 200 each unless given."""
     batch_size: int | None = None
     """Sequences of a step; 64 unless given."""
-    learning_rate: tuple[float, ...] = ()
+    learning_rate: tuple[float, ...] | None = None
     """Where the cosine starts, 1e-3 unless given; several are trained side by side."""
-    weight_decay: tuple[float, ...] = ()
-    """Decoupled decay of all but the recurrent parameters; several are trained side by side."""
-    d: int = 4
-    """Input size of a random teacher."""
+    weight_decay: tuple[float, ...] | None = None
+    """Decoupled decay of all but the recurrent parameters, 0.01 unless given; several are trained side by side."""
+    l2: float | None = None
+    """L2 penalty ½ l2 |w|² on all but the recurrent parameters, none unless given."""
+    d: int | None = None
+    """Input size of a random teacher; 4 unless given."""
     teacher: Path | None = None
     """A teacher of your own (linear attention, as `underhood sample` writes it)."""
-    teacher_seed: int = 0
-    """Seed of the random teacher."""
-    length: int = 32
-    """Time steps of a teacher-student sequence."""
-    examples: int = 12
-    """Examples T of a linear-regression sequence."""
-    d_x: int = 3
-    """Input size of linear-regression."""
-    d_y: int = 3
-    """Output size of linear-regression."""
+    teacher_seed: int | None = None
+    """Seed of the random teacher; 0 unless given."""
+    length: int | None = None
+    """Time steps of a teacher-student sequence; 32 unless given."""
+    examples: int | None = None
+    """Examples T of a linear-regression sequence; 12 unless given."""
+    d_x: int | None = None
+    """Input size of linear-regression; 3 unless given."""
+    d_y: int | None = None
+    """Output size of linear-regression; 3 unless given."""
+    set: tuple[str, ...] | None = None
+    """Settings of any task, as name=value: --set size=3 length=8."""
     log_every: int | None = None
-    """Steps to a line of metrics.jsonl."""
+    """Steps to a line of metrics.jsonl; 100 unless given."""
     checkpoint_every: int | None = None
-    """Steps to a checkpoint."""
-    lambdas: Literal["fixed", "free"] = "fixed"
+    """Steps to a checkpoint; 5,000 unless given."""
+    lambdas: Annotated[Literal["fixed", "free"] | None, _usual("lambdas")] = None
     """levenberg: λ fixed to 0 and 1, or free in [0, 1] (slower)."""
-    target_loss: float = 1e-20
-    """levenberg stops at this held-out loss."""
+    target_loss: Annotated[float | None, _usual("target_loss")] = None
+    """levenberg: held-out loss to stop at."""
     max_seconds: float | None = None
-    """levenberg gives up on a seed after this time."""
+    """levenberg: time after which a seed is given up; no limit unless given."""
     tensorboard: bool = False
     """Write TensorBoard event files into --out as well (extra: tensorboard)."""
     json: bool = False
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.errors import UnderhoodError
+        from underhood.commands.train_plan import settled
 
-        if self.seeds < 1:
-            raise UnderhoodError("seeds is a whole number from 1 on", self.seeds)
-        if self.optimizer == "levenberg":
-            from underhood.commands.train_levenberg import train_levenberg
-
-            runs, interrupted = train_levenberg(self, self.make_task()), False
-        else:
-            from underhood.fit.cores import offer_two_devices
-
-            offer_two_devices()
-            runs, interrupted = _train_adamw(self, self.make_task())
-        payload = {"task": self.task, "model": self.model, "optimizer": self.optimizer, "out": str(self.out)}
+        if self.list:
+            return _print_names(self.json)
+        plan = settled(self)
+        runs, interrupted = _trained(plan)
+        payload = {"task": plan.task, "model": plan.model, "optimizer": plan.optimizer, "out": str(plan.out)}
         payload |= {"interrupted": interrupted, "runs": runs}
         print_json(payload) if self.json else _print_runs(payload)
+        if interrupted:
+            note(f"interrupted; go on with: underhood train --out {plan.out} --resume")
         return INTERRUPTED if interrupted else DONE
 
-    def make_task(self) -> Any:
-        from underhood.data import TASKS, TeacherStudent
-        from underhood.storage.files import load
 
-        make = TASKS[self.task]
-        if self.teacher is not None:
-            from underhood.attention.linear import require_attention
+def _trained(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
+    if plan.optimizer == "levenberg":
+        from underhood.commands.train_levenberg import train_levenberg
 
-            return TeacherStudent(require_attention(load(self.teacher)), self.length)
-        return make(
-            d=self.d,
-            length=self.length,
-            task_seed=self.teacher_seed,
-            examples=self.examples,
-            d_x=self.d_x,
-            d_y=self.d_y,
-        )
+        return train_levenberg(plan)
+    from underhood.commands.train_adamw import train_adamw
 
-    def make_config(self) -> Any:
-        """The preset, or the defaults, with what was given in their place."""
-        from underhood.errors import UnderhoodError
-        from underhood.fit.config import PRESETS, FitConfig
+    return train_adamw(plan)
 
-        if self.preset is not None and self.preset not in PRESETS:
-            raise UnderhoodError("unknown preset", repr(self.preset), f"Known: {', '.join(PRESETS)}.")
-        given = {
-            "steps": self.steps,
-            "batch_size": self.batch_size,
-            "learning_rate": self.learning_rate[0] if self.learning_rate else None,
-            "weight_decay": self.weight_decay[0] if self.weight_decay else None,
-            "seed": self.first_seed,
-            "log_every": self.log_every,
-            "checkpoint_every": self.checkpoint_every,
+
+def _print_names(as_json: bool) -> int:
+    """Out of the registries, which know what other packages add."""
+    from underhood.commands.rows import print_rows
+    from underhood.data import TASKS, task_settings
+    from underhood.model import ARCHITECTURES
+
+    tasks = {name: _plain(task_settings(name)) for name in TASKS}
+    if as_json:
+        print_json({"tasks": tasks, "models": [*ARCHITECTURES]})
+        return DONE
+    rows = [{"task": name, "settings": " ".join(f"{k}={v}" for k, v in kept.items())} for name, kept in tasks.items()]
+    print_rows("tasks", rows)
+    models = [
+        {
+            "model": one.name,
+            "label": one.label,
+            "most layers": one.most_layers or "any",
+            "levenberg": "yes" if one.second_order else "no",
         }
-        base = PRESETS[self.preset] if self.preset else FitConfig()
-        return dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
-
-    def make_model(self, task: Any, seed: int) -> Any:
-        from underhood.errors import UnderhoodError
-        from underhood.model import make_model
-
-        hidden = self.hidden or (80 if self.task == "linear-regression" else 100)
-        if self.pre_readout is None:
-            return make_model(self.model, task.d, hidden=hidden, d_out=task.d_out, layers=self.layers, seed=seed)
-        if self.model != "gated-rnn":
-            raise UnderhoodError("only a gated-rnn has pre-readout neurons to choose", f"--model {self.model}")
-        import jax
-
-        from underhood.cells.gated_rnn import GatedRNN
-
-        key = jax.random.key(seed)
-        return GatedRNN.random(d=task.d, d_out=task.d_out, hidden=hidden, pre_readout=self.pre_readout, key=key)
+        for one in ARCHITECTURES.values()
+    ]
+    print_rows("models", models)
+    return DONE
 
 
-def _train_adamw(flags: Train, task: Any) -> tuple[list[dict[str, Any]], bool]:
-    from underhood.commands.progress import Progress
-    from underhood.fit.population import members_of
-    from underhood.fit.runs import fit_population
-
-    config = flags.make_config()
-    seeds = range(flags.first_seed, flags.first_seed + flags.seeds)
-    members = members_of(config, seeds, flags.learning_rate, flags.weight_decay)
-    models = [flags.make_model(task, member.seed) for member in members]
-    with Progress(config.steps, flags.out if flags.tensorboard else None, members) as progress:
-        found = fit_population(
-            models,
-            members,
-            task,
-            config,
-            out=flags.out,
-            resume=flags.resume,
-            watch=progress.update,
-            warn=note,
-        )
-    return [_row(run, task) for run in found], any(run.interrupted for run in found)
-
-
-def _row(run: Any, task: Any) -> dict[str, Any]:
-    row = {
-        "held_out_loss": run.held_out_loss,
-        "steps": run.steps,
-        "seconds": run.seconds,
-        "hidden": getattr(run.model, "hidden", None),
-        "pre_readout": getattr(run.model, "pre_readout", None),
-        "seed": run.seed,
-        "learning_rate": run.member.learning_rate,
-        "weight_decay": run.member.weight_decay,
-        "file": None if run.file is None else str(run.file),
-    }
-    if hasattr(task, "optimal_loss"):
-        row |= {
-            "validation_loss": run.validation_loss,
-            "optimal_loss": task.optimal_loss(),
-            "optimal_validation_loss": task.optimal_loss(validation=True),
-        }
-    return row
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if isinstance(value, int | float | str) else None for name, value in settings.items()}
 
 
 def _print_runs(payload: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    from underhood.commands.rows import print_rows
 
     names = ("seed", "hidden", "pre_readout", "steps", "seconds", "held_out_loss")
-    table = Table(*names, title=escape(f"{payload['task']}: {payload['out']}"), title_justify="left")
-    for row in payload["runs"]:
-        table.add_row(*(f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for name in names))
-    Console().print(table)
+    print_rows(f"{payload['task']}: {payload['out']}", [{name: row[name] for name in names} for row in payload["runs"]])
+
+
+def require_out(flags: Train) -> Path:
+    """The run folder; the one flag that has no usual value."""
+    if flags.out is None:
+        raise UnderhoodError("train needs a run folder", remedy="Use --out runs/x.")
+    return flags.out

@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from underhood.commands.output import note
+from underhood.commands.train_plan import Plan
+from underhood.data import AbstractTask
 from underhood.errors import UnderhoodError
 
-if TYPE_CHECKING:
-    from underhood.commands.train import Train
-
+ITERATIONS = 200  # of each start, unless --steps is given
 
 _ROW = {"held_out_loss", "steps", "seconds", "hidden", "pre_readout", "seed"}
 
 
-def train_levenberg(flags: Train, task: Any) -> list[dict[str, Any]]:
-    """The rows of the result. A seed that is done stays done; --resume goes on with the first that is not.
+def train_levenberg(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
+    """The rows of the result, and whether Ctrl-C ended the run.
 
-    A seed takes seconds and is a function of the flags alone, so that one that was killed starts again.
+    A seed that is done stays done; --resume goes on with the first that is not. A seed takes seconds and is a function
+    of the flags alone, so that one that was killed starts again.
     """
     from underhood.fit.folder import RunFolder
+    from underhood.fit.levenberg import starting_sizes
+    from underhood.fit.second_order import require_second_order
 
-    if flags.model != "gated-rnn":
-        raise UnderhoodError("levenberg trains a gated-rnn", f"--model {flags.model}", "Use --optimizer adamw.")
-    folder = RunFolder(flags.out)
+    task = plan.make_task()
+    require_second_order(task)
+    starting_sizes(task.d, plan.hidden, plan.pre_readout)  # refuses sizes before the folder is made
+    folder, rows = RunFolder(plan.out), []
     with folder.locked():
-        folder.open(_settings(flags, task), resume=flags.resume)
-        seeds = range(flags.first_seed, flags.first_seed + flags.seeds)
-        return [_done(flags.out, seed) or _one_seed(flags, task, folder, seed) for seed in seeds]
+        folder.open(_settings(plan, task), resume=plan.resume, command=plan.command)
+        try:
+            for seed in range(plan.first_seed, plan.first_seed + plan.seeds):
+                rows.append(_done(plan.out, seed) or _one_seed(plan, task, folder, seed))
+        except KeyboardInterrupt:
+            return rows, True
+    return rows, False
 
 
-def _one_seed(flags: Train, task: Any, folder: Any, seed: int) -> dict[str, Any]:
+def _one_seed(plan: Plan, task: AbstractTask, folder: Any, seed: int) -> dict[str, Any]:
     from underhood.fit.second_order import fit_task
     from underhood.storage.atomic import write_atomically
     from underhood.storage.files import save
@@ -41,15 +50,16 @@ def _one_seed(flags: Train, task: Any, folder: Any, seed: int) -> dict[str, Any]
     found = fit_task(
         task,
         seed,
-        lambdas=flags.lambdas,
-        hidden=flags.hidden,
-        pre_readout=flags.pre_readout,
-        target_loss=flags.target_loss,
-        max_seconds=flags.max_seconds or math.inf,
-        max_iterations=flags.steps or 200,
+        lambdas=plan.lambdas,
+        hidden=plan.hidden,
+        pre_readout=plan.pre_readout,
+        target_loss=plan.target_loss,
+        max_seconds=math.inf if plan.max_seconds is None else plan.max_seconds,
+        max_iterations=ITERATIONS if plan.steps is None else plan.steps,
+        max_total_iterations=plan.steps,
         callback=lambda iteration, loss, damping, restart: _show(seed, iteration, loss, restart),
     )
-    path = save(found.model, _model(flags.out, seed), provenance=_settings(flags, task) | {"seed": seed})
+    path = save(found.model, _model(plan.out, seed), provenance=_settings(plan, task) | {"seed": seed})
     row = {
         "held_out_loss": found.held_out_loss,
         "steps": found.iterations,
@@ -62,16 +72,14 @@ def _one_seed(flags: Train, task: Any, folder: Any, seed: int) -> dict[str, Any]
         "file": str(path),
     }
     for restart, iteration, loss, damping in found.history:
-        line = {"step": iteration, "seed": seed, "member": seed - flags.first_seed, "restart": restart}
+        line = {"step": iteration, "seed": seed, "member": seed - plan.first_seed, "restart": restart}
         folder.log.write({**line, "loss": float(loss), "damping": float(damping)})
-    write_atomically(_result(flags.out, seed), json.dumps(row).encode())
+    write_atomically(_result(plan.out, seed), json.dumps(row).encode())
     note(f"seed {seed}: held-out loss {found.held_out_loss:.3g} after {found.seconds:.1f} s")
     return row
 
 
 def _show(seed: int, iteration: int, loss: float, restart: int) -> bool:
-    import sys
-
     if sys.stderr.isatty():
         sys.stderr.write(f"\rseed {seed} · start {restart} · iteration {iteration} · loss {loss:.3e}   ")
     return False
@@ -87,9 +95,10 @@ def _done(out: Path, seed: int) -> dict[str, Any] | None:
     try:
         row = json.loads(read_bytes(path))
         if not isinstance(row, dict) or row.get("seed") != seed or not row.keys() >= _ROW:
-            raise ValueError("not the row of this seed")
+            raise ValueError("it has other keys")
     except (ValueError, RecursionError) as error:
-        raise UnderhoodError(f"{path} is the result of seed {seed}", error, "Take it away to run it again.") from None
+        remedy = "Remove it to run the seed again."
+        raise UnderhoodError(f"{path} is not the result of seed {seed}: {error}", remedy=remedy) from None
     return row
 
 
@@ -101,15 +110,15 @@ def _result(out: Path, seed: int) -> Path:
     return out / f"result-seed-{seed}.json"
 
 
-def _settings(flags: Train, task: Any) -> dict[str, Any]:
+def _settings(plan: Plan, task: AbstractTask) -> dict[str, Any]:
     return {
         "format": "underhood-run/1",
         **task.settings(),
         "optimizer": "levenberg",
-        "lambdas": flags.lambdas,
-        "hidden": flags.hidden,
-        "pre_readout": flags.pre_readout,
-        "max_iterations": flags.steps,
-        "target_loss": flags.target_loss,
-        "first_seed": flags.first_seed,
+        "lambdas": plan.lambdas,
+        "hidden": plan.hidden,
+        "pre_readout": plan.pre_readout,
+        "max_iterations": plan.steps,
+        "target_loss": plan.target_loss,
+        "first_seed": plan.first_seed,
     }

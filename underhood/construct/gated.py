@@ -26,20 +26,9 @@ LARGE = 10_000_000  # entries of a dense output gating, 80 MB in float64: sparse
 
 def to_gated_rnn(form: KeyValueForm) -> GatedRNN:
     """Memory neurons (λ = decay) first, then query neurons (λ = 0), which read x times the constant 1."""
-    memory, queries = form.memory, len(form.queries)
-    one = np.zeros((queries, form.d + 1))
-    one[:, -1] = 1
+    weights = form.gated
     return GatedRNN.from_lambda(
-        Gating(
-            np.concatenate([_append_zero(form.values), _append_zero(form.queries)]),
-            np.concatenate([_append_zero(form.keys), one]),
-        ),
-        np.concatenate([form.decay, np.zeros(queries)]),
-        Gating(
-            np.concatenate([form.reads, np.zeros((form.products, queries))], axis=1),
-            np.concatenate([np.zeros((form.products, memory)), form.asks], axis=1),
-        ),
-        form.readout,
+        Gating(weights.w_m, weights.w_x), weights.lambda_, Gating(weights.left, weights.right), weights.readout
     )
 
 
@@ -90,9 +79,11 @@ def _exact(form: Callable[[LinearAttention], KeyValueForm], source: LinearAttent
 
 
 def _figure_1(source: LinearAttention, envelope: Envelope, order: int, sparse: bool | None = None) -> Lowered:
-    entries = source.heads * source.d_out * source.d_key
-    if sparse or (sparse is None and entries * (entries + source.heads * source.d_key) > LARGE):
-        return Lowered(to_sparse_gated_rnn(source), _rounding(envelope, entries), _attention_bounds(source, envelope))
+    entries, read = source.heads * source.d_out * source.d_key, source.heads * source.d_key
+    if sparse or (sparse is None and entries * (entries + read) > LARGE):
+        # An output reads only its own products, as many as there are keys; each is made of three sums over x.
+        rounding = _rounding(envelope, read) + 3 * envelope.dot(source.d)
+        return Lowered(to_sparse_gated_rnn(source), rounding, _attention_bounds(source, envelope))
     return _exact(figure_1, source, envelope)
 
 

@@ -78,6 +78,15 @@ def centred(order: int, scale: float) -> Linearisation:
     return _linearisation(order, scale, nodes, weights, truncation, gate=0.5)
 
 
+def paired(order: int, scale: float) -> Linearisation:
+    """Gates around ½ at ±1 … ±order times ε. Even terms cancel: around any other σ(β), too, with the slope there."""
+    half = 2 * np.array([float(c) for c in central_coefficients(order)]) / scale
+    steps = np.arange(1, order + 1)
+    # Derivatives of σ are largest against the first where σ is an exponential: sinh bounds all odd parts.
+    nodes, weights = scale * np.concatenate([steps, -steps]), np.concatenate([half, -half])
+    return _linearisation(order, scale, nodes, weights, _truncation(_sinh_series, order, scale), gate=0.5)
+
+
 def exponential(order: int, scale: float, gate: float) -> Linearisation:
     """Gates around σ(b) = `gate` ≪ 1, where σ(b + u) ≈ gate · eᵘ, at ±1 … ±order times ε."""
     half = np.array([float(c) for c in central_coefficients(order)]) / (2 * scale * gate * (1 - gate))

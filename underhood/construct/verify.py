@@ -15,7 +15,9 @@ from underhood.construct.envelope import Envelope
 from underhood.construct.forms import heads_of
 from underhood.construct.targets import ATTENTION, GATED, source_kind
 
-LONGEST_PROBE = 20_000  # steps; beyond it the bound speaks alone, and `measured_steps` says so
+# Steps, and neurons times steps, of a probe: beyond them the bound speaks alone, and `measured_steps` says so.
+LONGEST_PROBE, MOST_STATES = 20_000, 20_000_000
+FEW_INPUTS = 64  # up to which corners are searched one flip at a time, from several starts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Measured:
 def measure(source: Any, model: Any, envelope: Envelope, seed: int = 0) -> Measured:
     """Run both on every probe, the source in extended precision: in float64 it would round as the network does."""
     worst, relative, count = 0.0, 0.0, 0
-    for sequences in probes(source, envelope, seed):
+    length = min(envelope.horizon, LONGEST_PROBE, 1 + MOST_STATES // max(1, model.hidden))
+    for sequences in probes(source, envelope, length, seed):
         expected = [extended(source, xs) for xs in sequences]
         errors = [np.max(np.abs(np.asarray(model(xs)) - ys)) for xs, ys in zip(sequences, expected, strict=True)]
         error, largest = float(np.max(errors)), float(np.max([np.max(np.abs(ys)) for ys in expected]))
@@ -39,17 +42,16 @@ def measure(source: Any, model: Any, envelope: Envelope, seed: int = 0) -> Measu
             error = np.inf
         worst, count = max(worst, error), count + len(sequences)
         relative = max(relative, error / largest if largest > 0 else (0.0 if error == 0 else np.inf))
-    return Measured(worst, relative, _probe_length(envelope), count)
+    return Measured(worst, relative, length, count)
 
 
-def probes(source: Any, envelope: Envelope, seed: int = 0) -> list[list[Float[np.ndarray, "t d"]]]:
+def probes(source: Any, envelope: Envelope, length: int, seed: int = 0) -> list[list[Float[np.ndarray, "t d"]]]:
     """Two sorts: inputs that vary, inside and at the corners; and the constant corners that drive outputs furthest.
 
-    The latter are the hardest: signals reach their bounds, and every step rounds the same way. One of them stands a
-    little inside, since a corner is a round number, which networks that read x itself would sum without rounding.
+    The latter are the hardest: signals reach their bounds, and every step rounds the same way. One of them is a little
+    inside, since a corner is a round number, which networks that read x itself would sum without rounding.
     """
-    random = np.random.default_rng(seed)
-    length, r = _probe_length(envelope), envelope.input_bound
+    random, r = np.random.default_rng(seed), envelope.input_bound
     shape, varied = (length, source.d), []
     for _ in range(max(1, 64 // length)):  # short sequences say little each
         varied += [random.uniform(-r, r, shape), np.clip(random.normal(size=shape), -r, r)]
@@ -57,10 +59,6 @@ def probes(source: Any, envelope: Envelope, seed: int = 0) -> list[list[Float[np
     corners = _furthest_corners(source, envelope, random)
     corners.append(corners[0] * random.uniform(0.9, 1.0, source.d))
     return [varied, [np.tile(corner, (length, 1)) for corner in corners]]
-
-
-def _probe_length(envelope: Envelope) -> int:
-    return min(envelope.horizon, LONGEST_PROBE)
 
 
 def extended(source: Any, xs: Float[np.ndarray, "t d"]) -> np.ndarray:
@@ -97,8 +95,12 @@ def _extended_gated(source: GatedRNN, xs: np.ndarray) -> np.ndarray:
 
 
 def _furthest_corners(source: Any, envelope: Envelope, random: np.random.Generator) -> list[np.ndarray]:
-    """Constant inputs ±r that make some output large: ascent by flips of one sign, from several starts."""
-    starts = envelope.input_bound * random.choice([-1.0, 1.0], (8, source.d))
+    """Constant inputs ±r that make some output large: ascent by flips of signs, from several starts.
+
+    One flip at a time; among many inputs, the flips that gain most all at once, in halves until they gain together.
+    """
+    few = source.d <= FEW_INPUTS
+    starts = envelope.input_bound * random.choice([-1.0, 1.0], (8 if few else 2, source.d))
     found = []
     for corner in starts:
         size = _size_for_constant(source, corner[None], envelope)[0]
@@ -106,10 +108,16 @@ def _furthest_corners(source: Any, envelope: Envelope, random: np.random.Generat
             flipped = np.tile(corner, (source.d, 1))
             np.fill_diagonal(flipped, -corner)
             sizes = _size_for_constant(source, flipped, envelope)
-            best = int(np.argmax(sizes))
-            if not sizes[best] > size:
+            order = np.argsort(-sizes, kind="stable")
+            if not sizes[order[0]] > size:
                 break
-            corner, size = flipped[best], sizes[best]
+            best, most = (sizes[order[0]], flipped[order[0]]), 1 if few else int(np.sum(sizes > size))
+            while most > 1:
+                together = corner.copy()
+                together[order[:most]] *= -1
+                reached = _size_for_constant(source, together[None], envelope)[0]
+                best, most = max(best, (reached, together), key=lambda pair: pair[0]), most // 2
+            size, corner = best
         found.append((float(size), corner))
     found.sort(key=lambda pair: -pair[0])
     return [corner for _, corner in found[:2]]

@@ -22,7 +22,6 @@ from underhood.errors import UnderhoodError
 SQRT_3 = 3.0**0.5  # uniform on (−√3, √3) has variance 1
 
 
-@TASKS.register("linear-regression")
 class LinearRegression(AbstractTask):
     """Each sequence is a task: W* ~ N(0, 1/d_x), x uniform with variance 1; validation tasks N(0, 2/d_x)."""
 
@@ -101,6 +100,9 @@ class LinearRegression(AbstractTask):
 
     def symmetry(self) -> Signs:
         return regression_signs(self.d_x, self.d_y)
+
+
+TASKS.register(LinearRegression.name)(LinearRegression)
 
 
 def regression_signs(d_x: int, d_y: int) -> Signs:

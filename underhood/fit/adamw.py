@@ -92,10 +92,12 @@ def update(
     rates: Rates,
     decays: Float[Array, " p"],
     factor: Scalar,
-    epsilon: float = 1e-8,
+    config: FitConfig,
 ) -> Position:
-    """One step of AdamW, b1 = 0.9 and b2 = 0.999."""
+    """One step of AdamW, b1 = 0.9 and b2 = 0.999, with the gradient l2 · w of a penalty where there is one."""
+    if config.l2:
+        gradient = gradient + config.l2 * decays * at.vector
     direction: Any
-    direction, adam = optax.scale_by_adam(eps=epsilon).update(gradient, at.adam)
+    direction, adam = optax.scale_by_adam(eps=config.epsilon).update(gradient, at.adam)
     change = direction + rates.weight_decay * decays * at.vector
     return Position(at.vector - rates.learning_rate * factor * change, adam, at.step + 1)

@@ -35,6 +35,9 @@ class FitConfig:
     """Where it ends."""
     weight_decay: float = 1e-2
     """Decoupled decay of all parameters but the recurrent ones. The paper's exponent is lost (docs/fidelity.md)."""
+    l2: float = 0.0
+    """½ l2 |w|² is added to the loss that is descended, for all parameters but the recurrent ones. Unlike decay, its
+    gradient goes through Adam. Losses are told without it."""
     epsilon: float = 1e-8
     """ε of Adam's denominator. Gradients well below it no longer move a weight, which then decays."""
     seed: int = 0
@@ -50,13 +53,14 @@ class FitConfig:
         for name in ("steps", "batch_size", "log_every", "checkpoint_every", "held_out"):
             if getattr(self, name) < 1:
                 raise UnderhoodError(f"expected {name} of 1 or more", getattr(self, name))
-        for name in ("learning_rate", "final_learning_rate", "weight_decay", "epsilon"):
+        for name in ("learning_rate", "final_learning_rate", "weight_decay", "l2", "epsilon"):
             require_rate(name, getattr(self, name))
         if not 0 <= self.seed < 2**31:
             raise UnderhoodError("expected a seed from 0 to 2³¹ − 1", self.seed)
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Plain JSON. Without l2 where there is none: run folders from before it was there can be resumed."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "l2" or value}
 
 
 # Section 3.1: d = 4, 100 hidden neurons. Of the decays 1e-4, 1e-2 and 1e-1 the last comes closest to the teacher.

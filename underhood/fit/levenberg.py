@@ -106,6 +106,7 @@ def fit_levenberg(
     target_loss: float = 1e-20,
     max_seconds: float = math.inf,
     max_iterations: int = 200,
+    max_total_iterations: int | None = None,
     restarts: int = 10,
     prune: bool = True,
     callback: Callback | None = None,
@@ -114,9 +115,9 @@ def fit_levenberg(
 ) -> LevenbergResult:
     """A gated RNN for the sequences `xs` (b, t, d) and outputs `ys` (b, t, d_o), or (b, d_o) with targets_at="last".
 
-    `lambdas` are fixed to 0 and 1, or free in [0, 1]. `max_iterations` holds for each start. `callback(iteration,
-    loss, damping, restart)` may return True to stop; `checkpoint(progress)` sees what `resume` takes. `symmetry`
-    are sign changes of the task to average over, such as `regression_signs(d_x, d_y)`.
+    `lambdas` are fixed to 0 and 1, or free in [0, 1]. `max_iterations` holds for each start, `max_total_iterations` for
+    all of them. `callback(iteration, loss, damping, restart)` may return True to stop; `checkpoint(progress)` sees what
+    `resume` takes. `symmetry` are sign changes of the task to average over, as `task.symmetry()` gives them.
     """
     began = time.monotonic()
     xs, ys = check_sequences(xs, ys, targets_at)
@@ -125,6 +126,10 @@ def fit_levenberg(
         raise UnderhoodError("expected lambdas 'fixed' (to 0 and 1) or 'free'", lambdas)
     if symmetry is not None and (targets_at, lambdas) != ("last", "fixed"):
         raise UnderhoodError("expected fixed λ and targets_at='last' with a symmetry", f"{lambdas}, {targets_at}")
+    if not 0 <= target_loss < math.inf or not max_seconds > 0:
+        raise UnderhoodError(
+            "expected target_loss of 0 or more and max_seconds above 0", f"{target_loss} and {max_seconds}"
+        )
     problem = None
     if lambdas == "fixed":
         reduced = reduce_symmetric(xs, ys, symmetry) if symmetry else reduce_data(xs, ys, targets_at=targets_at)
@@ -133,6 +138,7 @@ def fit_levenberg(
         problem or FreeLambda(xs, ys, targets_at), tests, targets_at == "last", target_loss, callback, checkpoint
     )
     run.deadline = began + max_seconds
+    run.most = math.inf if max_total_iterations is None else max_total_iterations
     run.widest = (hidden or math.inf, pre_readout or math.inf)
     memory, forget, pre = starting_sizes(run.problem.d, hidden, pre_readout)
 
@@ -158,6 +164,8 @@ def fit_levenberg(
         best = run.better(progress.best, progress.state)
         progress = fresh(progress.restart + 1)._replace(iterations=progress.iterations, best=best)
     state = progress.reduced or run.better(progress.best, progress.state)
+    if not run.fits(state):  # stopped before it was cut to size
+        state = run.cut(progress._replace(state=state, reduced=None)).state
     model = to_model(run.problem, silenced(state.weights, xs, targets_at), state.readout)
     held_out_loss = run.held_out(state)
     return LevenbergResult(
@@ -202,6 +210,7 @@ class _Run:
     callback: Callback | None
     checkpoint: Callable[[Progress], Any] | None
     deadline: float = math.inf
+    most: float = math.inf
     widest: tuple[float, float] = (math.inf, math.inf)
     history: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
 
@@ -233,7 +242,7 @@ class _Run:
         return other if one is None or self.held_out(other) < self.held_out(one) else one
 
     def advance(self, progress: Progress) -> tuple[Progress, bool]:
-        """One iteration, told to the callbacks; True if one of them asks to stop or time is over."""
+        """One iteration, told to the callbacks; True if one of them asks to stop, or time or iterations are over."""
         state = iterate(progress.state, self.problem, COUPLING)
         if state.loss < SETTLED:
             state = drop_dead(state, self.problem)
@@ -244,7 +253,8 @@ class _Run:
         asked = self.callback is not None and self.callback(progress.iterations, loss, state.damping, progress.restart)
         if self.checkpoint is not None:
             self.checkpoint(progress)
-        return progress, bool(asked) or time.monotonic() > self.deadline
+        over = time.monotonic() > self.deadline or progress.iterations >= self.most
+        return progress, bool(asked) or over
 
     def descend(self, progress: Progress, most: int) -> tuple[Progress, str]:
         """Iterate until the target is met, the start stalls, or the run is stopped."""
@@ -287,7 +297,8 @@ class _Run:
             allowed = min(most, max(LEAST_TRIALS, round(TRIALS / unknowns**2))) if fully else most
             budget = progress.iterations + allowed
             progress = progress._replace(reduced=progress.state, pending=KINDS, recent=(), taken=0, budget=budget)
-        while progress.pending and progress.iterations < progress.budget and time.monotonic() < self.deadline:
+        last = min(progress.budget, self.most)
+        while progress.pending and progress.iterations < last and time.monotonic() < self.deadline:
             base, kind = progress.reduced or progress.state, progress.pending[0]
             if not fully and self.fits(base):
                 break

@@ -123,8 +123,8 @@ class Trainer:
             if self.everywhere is not None:
                 gradient = jax.lax.psum(gradient, HALF)
             gradient = apart(gradient)
-            mean, epsilon = gradient / self.halves, self.config.epsilon
-            at = adamw.update(at, mean, rates, self.ravelled.decays, factors[index], epsilon)
+            mean = gradient / self.halves
+            at = adamw.update(at, mean, rates, self.ravelled.decays, factors[index], self.config)
             return at, losses.at[index].set(jnp.stack([loss for loss, _ in mine]))
 
         # The halves' losses are added up after the loop: inside it, a fused addition would round once less.

@@ -26,6 +26,7 @@ from underhood.fit.folder import RunFolder
 from underhood.fit.metrics import MemoryLog
 from underhood.fit.population import Loss, Member, Trainer
 from underhood.fit.room import require_room
+from underhood.memory import NotEnoughMemory
 from underhood.model import AbstractModel
 from underhood.storage.files import save
 
@@ -41,8 +42,8 @@ class Diverged(UnderhoodError):
 class Run:
     """One trained network and how it came about."""
 
-    model: AbstractModel
-    """The network after the last step."""
+    model: Any
+    """The network after the last step, of the class that was given."""
     history: list[dict[str, Any]]
     """A line for each `log_every` steps, with their mean loss."""
     path: Path | None
@@ -117,8 +118,11 @@ def fit_population(
         if folder and folder.problems and warn is not None:
             used = found.path if found else "the start"
             warn("; ".join(str(problem) for problem in folder.problems) + f" Going on from {used}.")
-        population.begin(found)
-        return population.run(watch)
+        try:
+            population.begin(found)
+            return population.run(watch)
+        except jax.errors.JaxRuntimeError as error:  # most likely RESOURCE_EXHAUSTED
+            raise NotEnoughMemory(f"jax gave up: {str(error)[:200]}", remedy="Choose smaller sizes.") from error
 
 
 class _Population:

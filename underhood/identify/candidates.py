@@ -119,7 +119,7 @@ class Search:
             found = {}
         found = {decays: None for decays in found if decays not in ((), (1.0,))}
         yield from found
-        yield from ((*decays, 0.0) for decays in ((1.0,), *found, ()))
+        yield from ((*decays, 0.0) for decays in ((), *found, (1.0,)))
 
     def _error(self, candidate: Candidate) -> float:
         xs, ys = (one[:CHECKED] for one in self.held)

@@ -23,9 +23,10 @@ from jaxtyping import Float
 from underhood.algebra.quadratic import Array, decayed_length, fold
 from underhood.attention.linear import LinearAttention
 from underhood.cells.gated_rnn import GatedRNN
-from underhood.cells.linear import dense
-from underhood.identify.forms import Reading
+from underhood.identify.forms import MOST_DENSE, Reading
 from underhood.identify.polynomial import quartic
+from underhood.identify.rounding import attention_rounding, network_rounding
+from underhood.identify.row_gap import row_gap
 from underhood.identify.temporal import Structure
 
 # Long doubles have no BLAS: worth it up to this many multiplications, since they make the rounding of the
@@ -63,9 +64,10 @@ def certify(
     horizon: int,
 ) -> Certificate:
     """Bound the distance between a gated RNN and the attention recovered from it."""
-    terms, fading = _function_gap(reading, structure, attention, input_bound, horizon)
-    rounding = _network_rounding(model, reading, input_bound, horizon)
-    rounding = rounding + _attention_rounding(attention, input_bound, horizon)
+    terms = _function_gap(reading, structure, attention, input_bound, horizon)
+    fading = _fading(reading, structure, input_bound, horizon)
+    rounding = network_rounding(model, reading, input_bound, horizon)
+    rounding = rounding + attention_rounding(attention, input_bound, horizon)
     worst = int(np.argmax(terms + fading + rounding))
     # The bound itself is computed in floating point: a part in a million covers that many times over.
     total = float((terms + fading + rounding)[worst]) * (1 + 1e-6)
@@ -74,7 +76,10 @@ def certify(
 
 def _function_gap(
     reading: Reading, structure: Structure, attention: LinearAttention, bound: float, horizon: int
-) -> tuple[Float[Array, " d_out"], Float[Array, " d_out"]]:
+) -> Float[Array, " d_out"]:
+    """The largest difference of each output within the box, with each λ at its ideal value."""
+    if reading.d > MOST_DENSE:
+        return row_gap(reading, structure, attention, bound, horizon)
     groups = [*structure.memory, structure.forget]
     ideals = np.append(np.asarray(structure.decays), 0.0)
     work = sum(len(group) for group in groups) * reading.pre_readout * reading.forms.shape[1]
@@ -98,7 +103,7 @@ def _function_gap(
         left, right = (sum(np.abs(part) @ reach for part in side) for side in sides)
         gross = np.abs(reading.readout) @ np.asarray(left * right, np.float64)
         terms += gross * horizon**2 * 2.3e-16 * (reading.hidden + reading.pre_readout)
-    return terms, _fading(reading, structure, ideals, reach, horizon)
+    return terms
 
 
 def _targets(attention: LinearAttention, decays: tuple[float, ...], kind: Any) -> list[Array]:
@@ -143,131 +148,36 @@ def _block_bound(
     return weighted.sum(axis=(1, 2)) * sizes[0] * sizes[1]
 
 
-def _fading(
-    reading: Reading, structure: Structure, ideals: Array, reach: Array, horizon: int
-) -> Float[Array, " d_out"]:
+def _fading(reading: Reading, structure: Structure, bound: float, horizon: int) -> Float[Array, " d_out"]:
     """Σ over pairs of neurons of |λ_i^l λ_j^l' − ideal_i^l ideal_j^l'|, neurons of equal λ taken together."""
-    ideal = np.zeros(reading.hidden)
+    ideal, lambda_ = np.zeros(reading.hidden), reading.lambda_
     for group, value in zip(structure.memory, structure.decays, strict=True):
         ideal[group] = value
-    lambda_ = reading.lambda_
-    if np.array_equal(lambda_, ideal):
+    read = reading.forms.any(axis=1) & (reading.left.any(axis=0) | reading.right.any(axis=0))
+    if np.array_equal(lambda_[read], ideal[read]):
         return np.zeros(reading.d_out)
-    pairs = np.stack([lambda_, ideal], axis=1)
-    unique, index = np.unique(pairs, axis=0, return_inverse=True)
-    lags = np.arange(horizon)
-    powers = unique[:, :1] ** lags[None], unique[:, 1:] ** lags[None]
-    off = np.abs(powers[0] - powers[1]).sum(axis=1)
-    here, there = powers[0].sum(axis=1), powers[1].sum(axis=1)
+    unique, index = np.unique(np.stack([lambda_, ideal], axis=1), axis=0, return_inverse=True)
+    here, there = (decayed_length(one, horizon) for one in unique.T)
+    # λ^l − ideal^l has one sign for all l; the difference of the sums rounds.
+    off = np.where(unique[:, 0] == unique[:, 1], 0.0, np.abs(here - there) + 1e-15 * (here + there))
+    reach = bound ** reading.degree.astype(float)
+    if len(unique) > MOST_GROUPS:
+        sizes = np.abs(reading.forms) @ reach
+        left, right = (np.abs(weights) * sizes for weights in (reading.left, reading.right))
+        off, here, there = off[index], here[index], there[index]
+        return np.abs(reading.readout) @ ((left @ off) * (right @ here) + (left @ there) * (right @ off))
     sides = [
-        np.stack([weights[:, index == u] @ reading.forms[index == u] for u in range(len(unique))])
+        [weights[:, index == u] @ reading.forms[index == u] for u in range(len(unique))]
         for weights in (reading.left, reading.right)
-    ]  # u m p
-    if len(unique) <= MOST_GROUPS:
-        total = np.zeros(reading.d_out)
-        for u in range(len(unique)):
-            for v in range(len(unique)):
-                weight = off[u] * here[v] + there[u] * off[v]
-                if weight == 0:
-                    continue
+    ]
+    if reading.d > MOST_DENSE:
+        left, right = (np.stack([np.abs(part) @ reach for part in side]) for side in sides)  # u m
+        return np.abs(reading.readout) @ ((off @ left) * (here @ right) + (there @ left) * (off @ right))
+    total = np.zeros(reading.d_out)
+    for u in range(len(unique)):
+        for v in range(len(unique)):
+            weight = off[u] * here[v] + there[u] * off[v]
+            if weight > 0:
                 block = np.abs(_block(reading.readout, sides[0][u], sides[1][v]))
                 total += weight * np.einsum("kpq,p,q->k", block, reach, reach)
-        return total
-    left, right = (np.abs(side) @ reach for side in sides)  # u m
-    rows = (off @ left) * (here @ right) + (there @ left) * (off @ right)
-    return np.abs(reading.readout) @ rows
-
-
-def _gamma(count: Any, unit: float) -> Any:
-    return count * unit / (1 - count * unit)
-
-
-def _magnitude(matrix: Any) -> tuple[Array, Array]:
-    """|W|, and the number of products that each row adds up: zeros round nothing."""
-    array = np.abs(np.asarray(dense(matrix), np.float64))
-    return array, np.count_nonzero(array, axis=1)
-
-
-def _network_rounding(model: GatedRNN, reading: Reading, bound: float, horizon: int) -> Float[Array, " d_out"]:
-    unit = reading.unit
-    box = np.append(np.full(reading.d, bound), 1.0)
-    (first, first_count), (second, second_count) = (
-        _magnitude(branch) for branch in (model.input_gating.w_m, model.input_gating.w_x)
-    )
-    drive = (first @ box) * (second @ box)
-    cast = 2 if unit > 1e-12 else 0  # inputs of float64 rounded to the weights' float32
-    drive_error = drive * (_gamma(first_count, unit) + _gamma(second_count, unit) + (1 + cast) * unit)
-    error, state = _accumulated(drive, drive_error, reading.lambda_, unit, horizon)
-    (left, left_count), (right, right_count) = (
-        _magnitude(branch) for branch in (model.output_gating.w_m, model.output_gating.w_x)
-    )
-    # A reading is bounded by its neurons, and by its form once they have cancelled. Its own rounding knows of
-    # no cancelling; the errors of the states do, for they reach the output through its derivative.
-    sizes, errors = [], []
-    for weights, magnitude, count in ((reading.left, left, left_count), (reading.right, right, right_count)):
-        gross = magnitude @ state
-        errors.append(_gamma(count, unit) * gross)
-        sizes.append(np.minimum(gross, _largest(reading, weights, bound, horizon) + 1e-12 * gross))
-    readout, count = _magnitude(model.readout)
-    product = sizes[0] * sizes[1]
-    product_error = errors[0] * sizes[1] + sizes[0] * errors[1] + unit * product
-    through_states = [_slope(reading, row, sizes, (left, right), bound, horizon) @ error for row in reading.readout]
-    second = (left @ error + errors[0]) * (right @ error + errors[1])
-    return np.array(through_states) + readout @ (product_error + second) + _gamma(count, unit) * (readout @ product)
-
-
-def _largest(reading: Reading, weights: Float[Array, "m n"], bound: float, horizon: int) -> Float[Array, " m"]:
-    """The largest |w·h| in the box, neurons of equal λ added up first."""
-    reach = bound ** reading.degree.astype(float)
-    total = np.zeros(len(weights))
-    for value in np.unique(reading.lambda_):
-        group = reading.lambda_ == value
-        form = np.abs(weights[:, group] @ reading.forms[group]) @ reach
-        total += form * decayed_length(value, horizon)
     return total
-
-
-def _slope(
-    reading: Reading,
-    row: Array,
-    sizes: list[Array],
-    magnitudes: tuple[Array, Array],
-    bound: float,
-    horizon: int,
-) -> Float[Array, " n"]:
-    """The largest |∂y/∂h_i| in the box."""
-    gross = (np.abs(row) * sizes[1]) @ magnitudes[0] + (np.abs(row) * sizes[0]) @ magnitudes[1]
-    if reading.hidden > 400:
-        return gross
-    curvature = (reading.left.T * row) @ reading.right
-    net = _largest(reading, (curvature + curvature.T), bound, horizon)
-    return np.minimum(gross, net + 1e-12 * gross)
-
-
-def _accumulated(drive: Array, drive_error: Array, lambda_: Array, unit: float, horizon: int) -> tuple[Array, Array]:
-    """Error and size of h_T after T steps of h ← λh + drive in floating point."""
-    exact = (lambda_ == 0) | (lambda_ == 1)
-    # A λ that is neither 0 nor 1 rounds in its own product, and is itself known to a few units only.
-    per_step = np.where(lambda_ == 0, 0.0, np.where(exact, unit, 2 * unit)) + np.where(exact, 0.0, 4 * unit)
-    error, state = drive_error.copy(), drive.copy()  # the first step adds to zero, exactly
-    for _ in range(1, horizon):
-        state = lambda_ * state + drive
-        error = lambda_ * error + drive_error + per_step * state
-    return error, state
-
-
-def _attention_rounding(attention: LinearAttention, bound: float, horizon: int) -> Float[Array, " d_out"]:
-    unit = float(np.finfo(attention.dtype).eps) / 2
-    d = attention.d
-    values, keys, queries = (
-        np.abs(np.asarray(weight, np.float64)).sum(axis=2) * bound
-        for weight in (attention.w_value, attention.w_key, attention.w_query)
-    )
-    decay = np.ones(attention.heads) if attention.decay is None else np.asarray(attention.decay, np.float64)
-    drive = values[:, :, None] * keys[:, None, :]
-    error, state = _accumulated(
-        drive, drive * (2 * _gamma(d, unit) + unit), decay[:, None, None] * np.ones_like(drive), unit, horizon
-    )
-    count = attention.heads * attention.d_key + 1
-    rest = _gamma(d, unit) + _gamma(count, unit)
-    return np.einsum("hvk,hk->v", error, queries) * (1 + rest) + rest * np.einsum("hvk,hk->v", state, queries)

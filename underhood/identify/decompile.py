@@ -7,20 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from underhood.algebra.quadratic import decayed_sums, pair_products, unfold
 from underhood.attention.linear import LinearAttention
 from underhood.cells.gated_rnn import GatedRNN
 from underhood.errors import UnderhoodError
 from underhood.identify.blackbox import TOLERANCE as BLACK_BOX_TOLERANCE
 from underhood.identify.blackbox import check_against, probe
 from underhood.identify.certify import certify
-from underhood.identify.forms import NotDiagonalisable, Reading, is_readable, read
+from underhood.identify.factored import recover_from_terms
+from underhood.identify.forms import MOST_DENSE, NotDiagonalisable, Reading, is_readable, read
 from underhood.identify.found import DECAYED, LINEAR, NOT, Evidence, Found, Scores
+from underhood.identify.merge import Terms
 from underhood.identify.neurons import Neurons, study_neurons
-from underhood.identify.polynomial import Polynomial, distance, instantaneous, of_attention
+from underhood.identify.polynomial import Polynomial, instantaneous, polynomial_distance
 from underhood.identify.probes import kv_score, q_score, read_forms_score
-from underhood.identify.recover import Heads, head_tensor, key_and_query, recover_heads
+from underhood.identify.recover import Heads, head_outputs, key_and_query
 from underhood.identify.smallest import find_smallest
-from underhood.identify.temporal import FADING, Structure, attention_outputs, find_structure, sample_inputs
+from underhood.identify.temporal import FADING, Structure, attention_terms, find_structure, sample_inputs
 from underhood.model import AbstractModel
 
 INPUT_BOUND, HORIZON = 4.0, 100
@@ -61,20 +64,21 @@ def decompile(
         return _through_probe(model, against, tolerance, seed)
     _require_size(reading)
     structure = find_structure(reading, tolerance)
-    heads = _recovered(structure, seed)
+    terms = [attention_terms(reading, group, structure.forget) for group in structure.memory]
+    heads = _recovered(structure, terms, reading.d, seed)
     attention = _attention(heads, structure) if heads else None
-    polynomial = instantaneous(reading)
     xs = np.random.default_rng(seed + 1).standard_normal((16, 32, reading.d))
     neurons = study_neurons(reading, xs[:4])
-    smallest = find_smallest(model, reading, structure, heads, neurons, fine_tune=fine_tune)
-    tensors = np.stack([one.tensor for one in heads]) if heads else structure.tensors
+    smallest = find_smallest(model, reading, structure, heads, terms, neurons, fine_tune=fine_tune)
     network = smallest.network or reading
+    is_small = reading.d <= MOST_DENSE
+    polynomial = instantaneous(reading) if is_small else None
     evidence = Evidence(
-        r2=_r2(reading(xs), attention_outputs(tensors, structure.decays, xs)),
+        r2=_r2(reading(xs), _attended(structure, terms, heads, xs)),
         deviation=structure.deviation,
         tolerance=structure.tolerance,
         rest=structure.rest,
-        tensor=structure.tensors.sum(axis=0),
+        tensor=unfold(sum(one.tensor for one in terms), reading.d) if is_small else None,
         polynomial=polynomial,
         neurons=neurons,
         smallest=smallest,
@@ -94,14 +98,23 @@ def decompile(
     return Found(verdict, _why(structure, attention), attention, scores, certificate, evidence=evidence)
 
 
-def _recovered(structure: Structure, seed: int) -> list[Heads]:
+def _recovered(structure: Structure, terms: list[Terms], d: int, seed: int) -> list[Heads]:
     """The heads of each decay; none where attention is too far off to be worth showing."""
     share = structure.rank_tolerance
     if not structure.is_attention:
         if structure.deviation >= NEAREST:
             return []
         share = max(share, structure.deviation)
-    return [recover_heads(tensor, share, seed=seed) for tensor in structure.tensors]
+    return [recover_from_terms(one, d, share, seed=seed) for one in terms]
+
+
+def _attended(structure: Structure, terms: list[Terms], heads: list[Heads], xs: np.ndarray) -> np.ndarray:
+    """What the heads, or without any the part of the network that is attention's, make of sequences."""
+    if heads:
+        return head_outputs(heads, structure.decays, xs)
+    pairs = pair_products(xs)
+    sums = [decayed_sums(pairs, decay) for decay in structure.decays]
+    return np.sum([one.outputs(past, xs) for one, past in zip(terms, sums, strict=True)], axis=0)
 
 
 def _check(model: Any, tolerance: float | None, input_bound: float, horizon: int, seed: int) -> None:
@@ -150,7 +163,7 @@ def _scores(
     reading: Reading,
     structure: Structure,
     neurons: Neurons,
-    polynomial: Polynomial,
+    polynomial: Polynomial | None,
     against: LinearAttention | None,
     found: LinearAttention | None,
 ) -> Scores:
@@ -158,7 +171,6 @@ def _scores(
     attention = against or found
     if attention is None:
         return Scores()
-    tensor = head_tensor(np.asarray(attention.w_value, np.float64), attention.key_query)
     memory = np.concatenate(structure.memory)
     # Neurons that were not pruned: enough of next to nothing would reconstruct anything.
     read = neurons.contribution > structure.tolerance / 10
@@ -166,9 +178,9 @@ def _scores(
     # The split of a found attention into several heads is arbitrary, and so would be its key-values.
     arbitrary = against is None and attention.heads > 1
     return Scores(
-        read_forms_score(reading, memory, tensor) if arbitrary else kv_score(reading, memory, attention),
+        (read_forms_score if arbitrary else kv_score)(reading, memory, attention),
         q_score(reading, structure.forget[read[structure.forget]], attention),
-        distance(polynomial, of_attention(tensor)),
+        polynomial_distance(reading, attention, polynomial),
     )
 
 

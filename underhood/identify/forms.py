@@ -27,6 +27,9 @@ from underhood.cells.gated_rnn import DenseGatedRNN, GatedRNN
 from underhood.cells.linear import dense
 from underhood.errors import UnderhoodError
 
+# Inputs up to which T is written out, d_out·d³ numbers, and polynomials of degree 4. Beyond it, all comes from factors.
+MOST_DENSE = 16
+
 # Eigenvectors of a dense recurrence worse conditioned than this lose more digits than a reading can spare.
 WORST_CONDITION = 1e8
 
@@ -73,6 +76,11 @@ class Reading:
     def __call__(self, xs: Float[Array, "... t d"]) -> Float[Array, "... t d_out"]:
         states = self.states(xs)
         return np.real(((states @ self.left.T) * (states @ self.right.T)) @ self.readout.T)
+
+    def heard(self) -> Reading:
+        """The same reading, with no weight on neurons that hold nothing: they would hide which rows are alike."""
+        silent = ~self.forms.any(axis=1)
+        return replace(self, left=np.where(silent, 0.0, self.left), right=np.where(silent, 0.0, self.right))
 
     def keep(self, hidden: Array, rows: Array | None = None) -> Reading:
         """The reading with only some of its hidden and pre-readout neurons."""

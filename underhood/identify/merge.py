@@ -10,9 +10,10 @@ negative eigenvalues.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Inexact
 
 from underhood.algebra.quadratic import Array
 from underhood.algebra.subspaces import SAME_DIRECTION
@@ -23,15 +24,19 @@ class Terms:
     """Σ_j readout_j ⊗ memory_j ⊗ query_j."""
 
     readout: Float[Array, "k d_out"]
-    memory: Float[Array, "k p"]
-    query: Float[Array, "k q"]
+    memory: Inexact[Array, "k p"]
+    query: Inexact[Array, "k q"]
 
     def __len__(self) -> int:
         return len(self.readout)
 
     @property
     def tensor(self) -> Float[Array, "d_out p q"]:
-        return np.einsum("ko,kp,kq->opq", self.readout, self.memory, self.query, optimize=True)
+        return np.real(np.einsum("ko,kp,kq->opq", self.readout, self.memory, self.query, optimize=True))
+
+    def outputs(self, sums: Float[Array, "... p"], queries: Float[Array, "... q"]) -> Float[Array, "... d_out"]:
+        """The sum at given memories and queries."""
+        return np.real(((sums @ self.memory.T) * (queries @ self.query.T)) @ self.readout)
 
     @property
     def factors(self) -> list[Array]:
@@ -121,11 +126,15 @@ def _merge_pairs(terms: Terms, shared: tuple[int, int], tolerance: float) -> Ter
     factors = terms.factors
     (third,) = {0, 1, 2} - set(shared)
     units = [factors[k] / np.linalg.norm(factors[k], axis=1, keepdims=True) for k in shared]
-    outer = np.einsum("ka,kb->kab", *units).reshape(len(terms), -1) if len(terms) else np.zeros((0, 1))
+    labels = np.zeros((2, len(terms)), int)
+    for label, unit in zip(labels, units, strict=True):
+        for number, group in enumerate(parallel_groups(unit)):
+            label[group] = number
+    _, pair = np.unique(labels, axis=1, return_inverse=True)
     merged: list[list[Array]] = [[], [], []]
-    for group in parallel_groups(outer):
+    for group in (np.flatnonzero(pair == number) for number in range(pair.max(initial=-1) + 1)):
         first = group[0]
-        signs = np.einsum("ka,a->k", outer[group], outer[first])
+        signs = np.prod([unit[group] @ unit[first] for unit in units], axis=0)
         sizes = np.prod([np.linalg.norm(factors[k][group], axis=1) for k in shared], axis=0)
         whole = np.einsum("k,ka->a", signs * sizes, factors[third][group])
         if np.linalg.norm(whole) <= tolerance:
@@ -162,6 +171,46 @@ def _stacked(merged: list[list[Array]], like: Terms) -> Terms:
     return Terms(*(np.array(part) if part else np.zeros(shape) for part, shape in zip(merged, shapes, strict=True)))
 
 
+class Twin(NamedTuple):
+    """Row `row` reads `scales[0]` times the one side of row `first`, and `scales[1]` times its other side."""
+
+    row: int
+    first: int
+    scales: tuple[float, float]
+    swapped: bool
+
+
+def find_twins(left: Float[Array, "m n"], right: Float[Array, "m n"]) -> list[Twin]:
+    """Rows that read what an earlier row reads, up to scale and with branches swapped or not."""
+    rows = len(left)
+    label = np.zeros(2 * rows, int)
+    for number, group in enumerate(parallel_groups(np.concatenate([left, right]))):
+        label[group] = number
+    found, twins = {}, []
+    for row in range(rows):
+        first = found.setdefault(frozenset((label[row], label[rows + row])), row)
+        if first != row:
+            swapped = bool(label[row] != label[first])
+            sides = (right[first], left[first]) if swapped else (left[first], right[first])
+            scales = (_scale(left[row], sides[0]), _scale(right[row], sides[1]))
+            twins.append(Twin(row, first, scales, swapped))
+    return twins
+
+
+def _scale(vector: Float[Array, " n"], unit: Float[Array, " n"]) -> float:
+    length = float(unit @ unit)
+    return float(vector @ unit) / length if length > 0 else 0.0
+
+
+def join_twins(readout: Float[Array, "d_out m"], twins: list[Twin]) -> tuple[Float[Array, "d_out k"], Array]:
+    """The readout with the columns of twins added to that of the first, and the rows that are left."""
+    readout = readout.copy()
+    for twin in twins:
+        readout[:, twin.first] += twin.scales[0] * twin.scales[1] * readout[:, twin.row]
+    kept = np.setdiff1d(np.arange(readout.shape[1]), [twin.row for twin in twins])
+    return readout[:, kept], kept
+
+
 @dataclass(frozen=True)
 class MergedKernel:
     """Rows that write to the output alike, their combined kernel's eigenvalues, and the rows it takes."""
@@ -171,10 +220,20 @@ class MergedKernel:
     needed: int
 
 
+def _symmetric_kernel(left: Float[Array, "k n"], right: Float[Array, "k n"]) -> tuple[Array, Array]:
+    """Eigenvalues and eigenvectors of the symmetric part of leftᵀ right, within the span of their rows."""
+    basis, _ = np.linalg.qr(np.concatenate([left, right]).T)
+    kernel = (left @ basis).T @ (right @ basis)
+    values, vectors = np.linalg.eigh(0.5 * (kernel + kernel.T))
+    return values, basis @ vectors
+
+
 def merge_rows(
     left: Float[Array, "m n"], right: Float[Array, "m n"], readout: Float[Array, "d_out m"], tolerance: float
 ) -> tuple[Array, Array, Array, list[MergedKernel]]:
-    """Rows with parallel readout columns replaced by as many as their combined kernel needs (B.2)."""
+    """Twins joined, and rows with parallel readout columns replaced by as many as their combined kernel needs (B.2)."""
+    readout, rows = join_twins(readout, find_twins(left, right))
+    left, right = left[rows], right[rows]
     sizes = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1) * np.linalg.norm(readout, axis=0)
     alive = np.flatnonzero(sizes > tolerance * max(sizes.max(initial=0.0), 1e-300))
     lefts, rights, columns, kernels = [], [], [], []
@@ -183,8 +242,7 @@ def merge_rows(
         column = readout[:, rows[0]]
         scales = column @ readout[:, rows] / (column @ column)
         if len(rows) > 1:
-            kernel = (left[rows] * scales[:, None]).T @ right[rows]
-            values, vectors = np.linalg.eigh(0.5 * (kernel + kernel.T))
+            values, vectors = _symmetric_kernel(left[rows] * scales[:, None], right[rows])
             floor = tolerance * max(np.abs(values).max(initial=0.0), sizes[rows].max() / np.linalg.norm(column))
             positive, negative = values > floor, values < -floor
             needed = int(max(positive.sum(), negative.sum()))

@@ -8,15 +8,18 @@ hand. In x̃ = [x, 1] every term has degree four, so one index map serves all de
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations_with_replacement
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from underhood.algebra.quadratic import Array, pair_indices
+from underhood.algebra.quadratic import Array, fold, pair_indices
+from underhood.attention.linear import LinearAttention
 from underhood.identify.forms import Reading
+from underhood.identify.merge import merge_rows
+from underhood.identify.recover import head_tensor
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,67 @@ def distance(network: Polynomial, attention: Polynomial) -> float:
     An output that attention leaves at zero has no norm of its own; it is measured by the norm of the others.
     """
     gaps = np.linalg.norm(network.coefficients - attention.coefficients, axis=1)
-    norms = np.linalg.norm(attention.coefficients, axis=1)
+    return _relative(gaps, np.linalg.norm(attention.coefficients, axis=1))
+
+
+def _relative(gaps: Float[Array, " d_out"], norms: Float[Array, " d_out"]) -> float:
     overall = float(np.sqrt(np.mean(norms**2)))
     if overall == 0.0:
         return float(gaps.mean())
     return float(np.mean(gaps / np.where(norms > 1e-12 * overall, norms, overall)))
+
+
+def polynomial_distance(reading: Reading, attention: LinearAttention, network: Polynomial | None) -> float:
+    """`distance` of a network from an attention; without its polynomial, from what its rows read."""
+    values, key_query = np.asarray(attention.w_value, np.float64), attention.key_query
+    if network is not None:
+        return distance(network, of_attention(head_tensor(values, key_query)))
+    gaps, norms = _norms_by_degree(_merged(reading), values, key_query)
+    return _relative(np.sqrt(gaps), np.sqrt(norms))
+
+
+def _merged(reading: Reading) -> Reading:
+    """The same function in fewer rows, so that squares which cancel are no longer there to be multiplied."""
+    if np.iscomplexobj(reading.left):
+        return reading
+    reading = reading.heard()
+    left, right, readout, _ = merge_rows(reading.left, reading.right, reading.readout, 1e-14)
+    return replace(reading, left=left, right=right, readout=readout)
+
+
+def _norms_by_degree(reading: Reading, values: Array, key_query: Array) -> tuple[Array, Array]:
+    """‖c_network − c_attention‖² and ‖c_attention‖² of each output, one output and one degree at a time."""
+    sides = [weights @ reading.forms for weights in (reading.left, reading.right)]
+    (l0, l1, l2), (r0, r1, r2) = ([side[:, reading.degree == degree] for degree in range(3)] for side in sides)
+    sizes = np.linalg.norm(reading.readout, axis=0) * np.linalg.norm(l2, axis=1) * np.linalg.norm(r2, axis=1)
+    whole = np.linalg.norm(reading.readout, axis=0) * np.prod([np.linalg.norm(side, axis=1) for side in sides], axis=0)
+    mixed = sizes > 1e-15 * whole.max(initial=0.0)  # rows with a part of degree 4 above rounding
+    pairs = np.stack(pair_indices(reading.d), axis=1)
+    cubic = _monomials(pairs, np.arange(reading.d)[:, None])
+    quartic_ = _monomials(pairs, pairs) if mixed.any() else None
+    gaps, norms = np.zeros((2, reading.d_out))
+    for k, row in enumerate(reading.readout):
+        wanted = fold(np.einsum("ha,hbc->abc", values[:, k], key_query)[None])[0]
+        here = np.real(l2.T @ (r1 * row[:, None]) + r2.T @ (l1 * row[:, None]))
+        squares = np.real(l1.T @ (r1 * row[:, None]))[None, :, :, None]
+        lower = [
+            np.real(l2.T @ (r0 * row[:, None]) + r2.T @ (l0 * row[:, None]))[:, 0] + fold(squares)[0, :, 0],
+            np.real(l1.T @ (r0 * row[:, None]) + r1.T @ (l0 * row[:, None])),
+            np.real(l0.T @ (r0 * row[:, None])),
+        ]
+        norms[k] = np.sum(np.bincount(cubic, wanted.ravel()) ** 2)
+        gaps[k] = np.sum(np.bincount(cubic, (here - wanted).ravel()) ** 2) + sum(np.sum(one**2) for one in lower)
+        if quartic_ is not None:
+            block = np.real((l2[mixed].T * row[mixed]) @ r2[mixed])
+            gaps[k] += np.sum(np.bincount(quartic_, block.ravel()) ** 2)
+    return gaps, norms
+
+
+def _monomials(first: Int[Array, "n k"], second: Int[Array, "m l"]) -> Int[Array, " nm"]:
+    """Which monomial each product of two monomials is, by the sorted indices of its variables."""
+    both = np.concatenate(
+        [np.repeat(first, len(second), axis=0), np.tile(second, (len(first), 1))], axis=1, dtype=np.int64
+    )
+    both.sort(axis=1)
+    codes = both @ (int(both.max()) + 1) ** np.arange(both.shape[1])
+    return np.unique(codes, return_inverse=True)[1]

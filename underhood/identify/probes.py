@@ -10,8 +10,10 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.quadratic import Array, fold, pair_indices, product_forms
+from underhood.algebra.subspaces import orthonormal_rows
 from underhood.attention.linear import LinearAttention
-from underhood.identify.forms import Array, Reading, pair_indices, product_forms
+from underhood.identify.forms import Reading
 
 
 def _standardised(forms: Float[Array, "k p"], d: int) -> Float[Array, "k p"]:
@@ -30,9 +32,7 @@ def unexplained(targets: Float[Array, "k p"], predictors: Float[Array, "n p"], d
         return 0.0
     if not len(predictors):
         return 1.0
-    norms = np.linalg.norm(predictors, axis=1, keepdims=True)
-    _, singular, basis = np.linalg.svd(predictors / np.where(norms > 0, norms, 1.0), full_matrices=False)
-    basis = basis[singular > 1e-12 * max(singular.max(initial=0.0), 1e-300)]
+    basis = orthonormal_rows(predictors, 1e-12)
     residual = targets - (targets @ basis.T) @ basis
     return float(np.mean(np.sum(residual[varies] ** 2, axis=1) / variance[varies]))
 
@@ -46,16 +46,14 @@ def kv_score(reading: Reading, memory: Array, attention: LinearAttention) -> flo
     return unexplained(product_forms(first, second), np.real(reading.forms[memory]), reading.d)
 
 
-def read_forms_score(reading: Reading, memory: Array, tensor: Float[Array, "d_out d d d"]) -> float:
+def read_forms_score(reading: Reading, memory: Array, attention: LinearAttention) -> float:
     """The KV score where no teacher splits T into heads: the forms T_i[·,·,c] that some output multiplies."""
-    d = reading.d
-    rows, columns = pair_indices(d + 1)
-    quadratic = (rows < d) & (columns < d)
-    twice = np.where(rows == columns, 1.0, 2.0)[quadratic]
-    forms = np.zeros((tensor.shape[0] * d, len(rows)))
-    picked = tensor[:, rows[quadratic], columns[quadratic], :] * twice[None, :, None]
-    forms[:, quadratic] = picked.transpose(0, 2, 1).reshape(-1, int(quadratic.sum()))
-    return unexplained(forms, np.real(reading.forms[memory]), d)
+    d, values, key_query = reading.d, np.asarray(attention.w_value, np.float64), attention.key_query
+    forms = np.zeros((attention.d_out, d, len(reading.degree)))
+    for output in range(attention.d_out):
+        one = fold(np.einsum("ha,hbc->abc", values[:, output], key_query)[None])[0]
+        forms[output][:, reading.degree == 2] = one.T
+    return unexplained(forms.reshape(-1, forms.shape[2]), np.real(reading.forms[memory]), d)
 
 
 def q_score(reading: Reading, forget: Array, attention: LinearAttention) -> float:

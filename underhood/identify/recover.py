@@ -72,9 +72,21 @@ def recover_heads(
             break  # the flattening, which always exists, is the answer where a search would take minutes
     values = np.einsum("hjk,ij,ak->hia", found.values, outputs, inputs, optimize=True) * norm
     key_query = np.einsum("hkl,ak,cl->hac", found.key_query, inputs, queries, optimize=True)
-    values, key_query = _balanced(values, key_query)
+    values, key_query = balanced(values, key_query)
     residual = np.linalg.norm(head_tensor(values, key_query) - tensor) / norm
     return Heads(values, key_query, float(residual))
+
+
+def head_outputs(heads: list[Heads], decays: tuple[float, ...], xs: Float[Array, "b t d"]) -> Float[Array, "b t d_out"]:
+    """Σ_heads V Σ_{s≤t} decay^{t-s} x_s (x_sᵀ M x_t)."""
+    lags = np.arange(xs.shape[1])[:, None] - np.arange(xs.shape[1])
+    total = np.zeros((*xs.shape[:2], heads[0].values.shape[1]))
+    for one, decay in zip(heads, decays, strict=True):
+        kept = np.where(lags >= 0, decay ** np.maximum(lags, 0.0), 0.0)
+        for values, key_query in one.pairs:
+            scores = kept * ((xs @ key_query.T) @ xs.transpose(0, 2, 1))
+            total += scores @ (xs @ values.T)
+    return total
 
 
 def key_and_query(
@@ -87,7 +99,7 @@ def key_and_query(
     return np.swapaxes(left[:, :, :size] * roots[:, None, :], 1, 2), roots[:, :, None] * right[:, :size]
 
 
-def _balanced(values: Array, key_query: Array) -> tuple[Array, Array]:
+def balanced(values: Array, key_query: Array) -> tuple[Array, Array]:
     """One scalar a head is free: share its norm evenly."""
     first = np.linalg.norm(values, axis=(1, 2), keepdims=True)
     second = np.linalg.norm(key_query, axis=(1, 2), keepdims=True)

@@ -9,14 +9,17 @@ memory neurons and as many pre-readout neurons, and s queries.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import scipy.linalg
 from jaxtyping import Float
 
-from underhood.algebra.key_values import KeyValueForm, smallest_head, stack_forms
+from underhood.algebra.key_values import KeyValueForm, smallest_form, smallest_head, stack_forms
 from underhood.algebra.quadratic import Array, fold, pair_indices, product_forms
 from underhood.algebra.subspaces import SAME_DIRECTION, independent_rows, row_space
 from underhood.cells.gated_rnn import GatedRNN, Gating
-from underhood.identify.forms import Reading
+from underhood.identify.forms import MOST_DENSE, Reading
 from underhood.identify.merge import (
     MergedKernel,
     Terms,
@@ -31,27 +34,32 @@ from underhood.identify.temporal import Structure
 
 
 def reduce_attention(
-    reading: Reading,
-    structure: Structure,
-    heads: list[Heads],
-    products: tuple[Array, Array] | None,
+    structure: Structure, heads: list[Heads], terms: list[Terms], products: tuple[Array, Array] | None
 ) -> GatedRNN:
     """The smallest gated RNN found for the attention in `heads`, one entry for each decay.
 
-    `products` are the two branches of the input gating, whose neurons are candidates as they stand.
+    `terms` are what the network's own rows read, and `products` the two branches of its input gating, whose neurons are
+    candidates as they are; both are looked through up to d = 16.
     """
+    # The heads are exact products, whatever noise they were found in.
+    forms = [
+        [smallest_head(value, key_query, decay, SAME_DIRECTION) for value, key_query in one.pairs]
+        for one, decay in zip(heads, structure.decays, strict=True)
+    ]
+    d = heads[0].values.shape[2]
+    if d > MOST_DENSE:
+        return _network(smallest_form([form for one in forms for form in one]))
     folded = [fold(one.tensor) for one in heads]
     target = np.concatenate(folded, axis=1)
-    queries = row_space(target.reshape(-1, reading.d), SAME_DIRECTION)
     spaces = [row_space(_as_forms(part), SAME_DIRECTION) for part in folded]
-    # The heads are exact products, whatever noise they were found in.
-    forms = [[smallest_head(value, key_query, noise=SAME_DIRECTION) for value, key_query in one.pairs] for one in heads]
     memories = [
         _memory_products(space, one, group, products)
         for space, one, group in zip(spaces, forms, structure.memory, strict=True)
     ]
-    terms = _fewest_terms(reading, structure, forms, target, spaces)
-    return _network(terms, memories, queries, structure.decays, reading.d)
+    seen = [np.real(one.memory) @ space.T @ space for one, space in zip(terms, spaces, strict=True)]
+    own = Terms(terms[0].readout, np.concatenate(seen, axis=1), np.real(terms[0].query))
+    queries = row_space(target.reshape(-1, d), SAME_DIRECTION)
+    return _network(_form_of(_fewest_terms(forms, own, target), memories, queries, structure.decays))
 
 
 def _as_forms(folded: Float[Array, "d_out p d"]) -> Float[Array, "k p"]:
@@ -97,43 +105,19 @@ def _spanning(first: Array, second: Array, space: Array) -> tuple[Array, Array] 
     return first[chosen], second[chosen]
 
 
-def _head_terms(form: KeyValueForm, offset: int, width: int) -> Terms:
-    """y = D [(A H) ⊙ (B Q x)] of one head, its memories among those of all decays."""
-    memory = np.zeros((form.products, width))
-    own = form.reads @ form.forms
-    memory[:, offset : offset + own.shape[1]] = own
-    return Terms(form.readout.T, memory, form.asks @ form.queries)
+def _head_terms(form: KeyValueForm) -> Terms:
+    """y = D [(A H) ⊙ (B Q x)] of one head."""
+    return Terms(form.readout.T, form.reads @ form.forms, form.asks @ form.queries)
 
 
-def _own_terms(reading: Reading, structure: Structure, spaces: list[Array]) -> Terms:
-    """The network's own pre-readout neurons, of which only memory times query counts."""
-    quadratic, linear = reading.degree == 2, reading.degree == 1
-    sides = []
-    for weights in (reading.left, reading.right):
-        memory = [
-            (np.real(weights[:, group] @ reading.forms[group][:, quadratic]) @ space.T) @ space
-            for group, space in zip(structure.memory, spaces, strict=True)
-        ]
-        query = np.real(weights[:, structure.forget] @ reading.forms[structure.forget][:, linear])
-        sides.append((np.concatenate(memory, axis=1), query))
-    (left_memory, left_query), (right_memory, right_query) = sides
-    columns = reading.readout.T
-    return concatenate([Terms(columns, left_memory, right_query), Terms(columns, right_memory, left_query)])
-
-
-def _fewest_terms(
-    reading: Reading,
-    structure: Structure,
-    heads: list[list[KeyValueForm]],
-    target: Array,
-    spaces: list[Array],
-) -> Terms:
-    width, pairs = target.shape[1], target.shape[1] // len(heads)
+def _fewest_terms(heads: list[list[KeyValueForm]], own: Terms, target: Float[Array, "d_out p d"]) -> Terms:
+    """Of the heads, of the network's own rows, or one a slice; each decay's memories beside those of the others."""
     tolerance = SAME_DIRECTION * (float(np.linalg.norm(target)) or 1.0)
-    by_head = [_head_terms(form, index * pairs, width) for index, one in enumerate(heads) for form in one]
+    by_head = concatenate([_head_terms(form) for one in heads for form in one])
+    memory = scipy.linalg.block_diag(*(np.concatenate([_head_terms(form).memory for form in one]) for one in heads))
     candidates = [
-        merge_terms(concatenate(by_head), tolerance),
-        merge_terms(_own_terms(reading, structure, spaces), tolerance),
+        merge_terms(replace(by_head, memory=np.asarray(memory)), tolerance),
+        merge_terms(own, tolerance),
         slice_terms(target, tolerance),
     ]
     fitted = [refit_readout(terms, target) for terms in candidates]
@@ -141,40 +125,31 @@ def _fewest_terms(
     return min(good or [fitted[2][0]], key=len)
 
 
-def _network(
-    terms: Terms,
-    memories: list[tuple[Array, Array]],
-    queries: Array,
-    decays: tuple[float, ...],
-    d: int,
-) -> GatedRNN:
-    """Memory neurons first, then queries: the blocks of Figure 2.A."""
-    pairs = d * (d + 1) // 2
-    reads = []
+def _form_of(
+    terms: Terms, memories: list[tuple[Array, Array]], queries: Array, decays: tuple[float, ...]
+) -> KeyValueForm:
+    """The terms, read from these products and queries."""
+    pairs, reads = terms.memory.shape[1] // len(memories), []
     for index, (first, second) in enumerate(memories):
-        forms = product_forms(first, second)
         part = terms.memory[:, index * pairs : (index + 1) * pairs]
+        forms = product_forms(first, second)
         reads.append(np.linalg.lstsq(forms.T, part.T, rcond=None)[0].T if len(forms) else part[:, :0])
-    memory = np.concatenate(reads, axis=1)
-    query = np.linalg.lstsq(queries.T, terms.query.T, rcond=None)[0].T
-    left = np.concatenate([memory, np.zeros_like(query)], axis=1)
-    right = np.concatenate([np.zeros_like(memory), query], axis=1)
-    first = np.concatenate([*(pair[0] for pair in memories), queries])
-    second = np.concatenate([*(pair[1] for pair in memories), np.zeros_like(queries)])
-    constant = np.zeros((len(first), 2))
-    constant[memory.shape[1] :, 1] = 1.0
-    lambda_ = np.concatenate(
-        [
-            *(np.full(len(pair[0]), decay) for pair, decay in zip(memories, decays, strict=True)),
-            np.zeros(len(queries)),
-        ]
+    return KeyValueForm(
+        values=np.concatenate([first for first, _ in memories]),
+        keys=np.concatenate([second for _, second in memories]),
+        decay=np.repeat(decays, [len(first) for first, _ in memories]),
+        queries=queries,
+        reads=np.concatenate(reads, axis=1),
+        asks=np.linalg.lstsq(queries.T, terms.query.T, rcond=None)[0].T,
+        readout=terms.readout.T,
     )
-    return GatedRNN.from_lambda(
-        Gating(np.concatenate([first, constant[:, :1]], axis=1), np.concatenate([second, constant[:, 1:]], axis=1)),
-        lambda_,
-        Gating(left, right),
-        terms.readout.T,
-    )
+
+
+def _network(form: KeyValueForm) -> GatedRNN:
+    """Memory neurons first, then queries: the blocks of Figure 2.A."""
+    weights = form.gated
+    gatings = Gating(weights.w_m, weights.w_x), Gating(weights.left, weights.right)
+    return GatedRNN.from_lambda(gatings[0], weights.lambda_, gatings[1], weights.readout)
 
 
 def reduce_general(reading: Reading, products: tuple[Array, Array]) -> tuple[GatedRNN, list[MergedKernel]]:

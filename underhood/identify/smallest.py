@@ -18,7 +18,7 @@ from underhood.algebra.quadratic import Array
 from underhood.cells.gated_rnn import GatedRNN
 from underhood.cells.linear import dense
 from underhood.identify.forms import Reading, read
-from underhood.identify.merge import MergedKernel
+from underhood.identify.merge import MergedKernel, Terms
 from underhood.identify.neurons import Neurons, prune
 from underhood.identify.recover import Heads
 from underhood.identify.reduce import reduce_attention, reduce_general
@@ -38,7 +38,14 @@ class Smallest:
 
 
 def find_smallest(
-    model: Any, reading: Reading, structure: Structure, heads: list[Heads], neurons: Neurons, *, fine_tune: bool
+    model: Any,
+    reading: Reading,
+    structure: Structure,
+    heads: list[Heads],
+    terms: list[Terms],
+    neurons: Neurons,
+    *,
+    fine_tune: bool,
 ) -> Smallest:
     """Never more neurons than there were."""
     random = np.random.default_rng(1)
@@ -53,7 +60,7 @@ def find_smallest(
         general, kernels = reduce_general(pruned, (products[0][kept], products[1][kept]))
         candidates.append(general)
     if structure.is_attention and structure.signal > 0:
-        candidates.append(reduce_attention(reading, structure, heads, products))
+        candidates.append(reduce_attention(structure, heads, terms, products))
     candidates = [one for one in candidates if one.hidden <= reading.hidden and one.pre_readout <= reading.pre_readout]
     if not candidates:
         return Smallest(None, None, tuple(kernels))

@@ -9,15 +9,15 @@ weights look like.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from underhood.algebra.quadratic import Array, append_one, decayed_sums, fold, pair_products, unfold
+from underhood.algebra.quadratic import Array, append_one, decayed_sums, pair_products
 from underhood.identify.forms import Reading
+from underhood.identify.merge import Terms, concatenate
 from underhood.identify.neurons import contributions
 
 SEQUENCES, LENGTH, SEED = 16, 32, 20230904
@@ -40,7 +40,6 @@ class Structure:
     """What a network computes, split into attention and the rest."""
 
     decays: tuple[float, ...]  # of the attention part
-    tensors: Float[Array, "g d_out d d d"]  # T of each decay
     memory: tuple[Array, ...]  # hidden neurons of each decay
     forget: Array  # hidden neurons read as λ = 0
     rest: dict[str, float]  # relative size of each class of terms that attention does not have
@@ -84,18 +83,16 @@ def find_structure(reading: Reading, tolerance: float | None = None) -> Structur
     return best
 
 
-def attention_outputs(
-    tensors: Float[Array, "g d_out d d d"], decays: Sequence[float], xs: Float[Array, "... t d"]
-) -> Float[Array, "... t d_out"]:
-    """Σ_g Σ_{s≤t} decay_g^{t-s} T_g[x_s, x_s, x_t]."""
-    d = xs.shape[-1]
-    total = np.zeros((*xs.shape[:-1], tensors.shape[1]))
-    for tensor, decay in zip(tensors, decays, strict=True):
-        sums = decayed_sums(pair_products(xs), decay)
-        folded = fold(tensor).transpose(1, 0, 2).reshape(sums.shape[-1], -1)
-        effective = (sums @ folded).reshape(*xs.shape[:-1], -1, d)
-        total += np.einsum("...oc,...c->...o", effective, xs)
-    return total
+def attention_terms(reading: Reading, memory: Array, forget: Array) -> Terms:
+    """T_i[p,c] = Σ_j D_ij A_jp B_jc: rows read quadratic forms A in memory and linear forms B in forget neurons."""
+    quadratic, linear, forms = reading.degree == 2, reading.degree == 1, reading.forms
+    sides = [
+        (weights[:, memory] @ forms[memory][:, quadratic], weights[:, forget] @ forms[forget][:, linear])
+        for weights in (reading.left, reading.right)
+    ]
+    (left_memory, left_query), (right_memory, right_query) = sides
+    columns = reading.readout.T
+    return concatenate([Terms(columns, left_memory, right_query), Terms(columns, right_memory, left_query)])
 
 
 def _candidates(reading: Reading, xs: Array) -> list[_Candidate]:
@@ -147,14 +144,12 @@ def _split(
 ) -> Structure:
     groups = [np.flatnonzero(memory_of == g) for g in range(len(decays))]
     forget = np.flatnonzero(memory_of < 0)
-    tensors = np.stack([attention_tensor(reading, group, forget) for group in groups])
-    attended = attention_outputs(tensors, decays, xs)
-    rest = _rest(reading, xs, ys, groups, forget, decays, signal)
+    attended, rest = _classes(reading, xs, ys, groups, forget, decays, signal)
     deviation = float(np.sqrt(np.mean((ys - attended) ** 2))) / signal if signal else 0.0
     noise = sorted(rest.values())[-NOISE_RANK]
     if tolerance is None:
         tolerance = _tolerance(reading, noise, memory_of, decays)
-    return Structure(decays, tensors, tuple(groups), forget, rest, deviation, tolerance, noise, signal)
+    return Structure(decays, tuple(groups), forget, rest, deviation, tolerance, noise, signal)
 
 
 def _tolerance(reading: Reading, noise: float, memory_of: Array, decays: tuple[float, ...]) -> float:
@@ -167,23 +162,7 @@ def _tolerance(reading: Reading, noise: float, memory_of: Array, decays: tuple[f
     return NOISY_TOLERANCE
 
 
-def attention_tensor(reading: Reading, memory: Array, forget: Array) -> Float[Array, "d_out d d d"]:
-    """T_i[a,b,c]: quadratic forms in memory times linear forms in the forget neurons."""
-    quadratic, linear, forms = reading.degree == 2, reading.degree == 1, reading.forms
-    left_memory = reading.left[:, memory] @ forms[memory][:, quadratic]
-    right_memory = reading.right[:, memory] @ forms[memory][:, quadratic]
-    left_query = reading.left[:, forget] @ forms[forget][:, linear]
-    right_query = reading.right[:, forget] @ forms[forget][:, linear]
-    folded = np.stack(
-        [
-            np.real((left_memory * row[:, None]).T @ right_query + (right_memory * row[:, None]).T @ left_query)
-            for row in reading.readout
-        ]
-    )
-    return unfold(folded, reading.d)
-
-
-def _rest(
+def _classes(
     reading: Reading,
     xs: Array,
     ys: Array,
@@ -191,8 +170,8 @@ def _rest(
     forget: Array,
     decays: tuple[float, ...],
     signal: float,
-) -> dict[str, float]:
-    """Root mean square of each class of terms that attention does not have, over that of the output."""
+) -> tuple[Float[Array, "b t d_out"], dict[str, float]]:
+    """Attention's part of the output, and the root mean square of each class of terms that it does not have."""
     pairs = pair_products(append_one(xs))
     parts: dict[tuple[str, str], list[Any]] = {
         (name, kind): [0.0, 0.0] for name in ("memory", "query") for kind in _KINDS
@@ -206,7 +185,7 @@ def _rest(
             chosen = reading.degree == degree
             forms = reading.forms[group][:, chosen]
             for side, weights in enumerate((reading.left, reading.right)):
-                parts[name, kind][side] = parts[name, kind][side] + sums[..., chosen] @ (weights[:, group] @ forms).T
+                parts[name, kind][side] = parts[name, kind][side] + _read(sums[..., chosen], forms, weights[:, group])
 
     def output(first: tuple[str, str], second: tuple[str, str]) -> Array:
         product = parts[first][0] * parts[second][1]
@@ -216,17 +195,28 @@ def _rest(
 
     classes: dict[str, Array] = {}
     snapped = np.zeros_like(ys)
+    attended = np.zeros_like(ys)
     keys = list(parts)
     for i, first in enumerate(keys):
         for second in keys[i:]:
             value = output(first, second)
             snapped = snapped + value
             name = _class_name(first, second)
-            if name:
+            if name is None:
+                attended = attended + value
+            else:
                 classes[name] = classes.get(name, 0.0) + value
     classes[FADING] = ys - snapped
     scale = signal or 1.0
-    return {name: float(np.sqrt(np.mean(np.abs(value) ** 2))) / scale for name, value in classes.items()}
+    return attended, {name: float(np.sqrt(np.mean(np.abs(value) ** 2))) / scale for name, value in classes.items()}
+
+
+def _read(sums: Float[Array, "b t p"], forms: Array, weights: Array) -> Array:
+    """What rows read of neurons that hold these forms; the products in the order that costs least."""
+    if not forms.size:
+        return np.zeros((*sums.shape[:-1], len(weights)))
+    flat = np.linalg.multi_dot([sums.reshape(-1, sums.shape[-1]), forms.T, weights.T])
+    return flat.reshape(*sums.shape[:-1], len(weights))
 
 
 def _class_name(first: tuple[str, str], second: tuple[str, str]) -> str | None:

@@ -9,7 +9,9 @@ A bridge is looked up by the qualified name of the public class: nothing is impo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,7 +51,7 @@ class Bridge:
     """All fields that config.json of such a model may have, beside those that every model has."""
 
 
-BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.interop.diagonal_bridges")
+BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.interop.diagonal_bridges", "underhood.interop.memory_bridges")
 
 
 def bridge(public: str, **fields: Any) -> Bridge:
@@ -90,6 +92,15 @@ def bridge_of(cell: Any, public: str | None = None) -> Bridge:
         known = ", ".join(dict.fromkeys(one.kind for one in BRIDGES.values()))
         raise UnderhoodError(f"no {wanted} for the kind {cell.kind}", remedy=f"Known kinds: {known}.")
     return found[0]
+
+
+def public_form(cell: Any) -> tuple[Bridge, dict[str, Any], Tensors] | None:
+    """The cell for a public class that is on this machine; None where there is none, or where it cannot hold it."""
+    for one in BRIDGES.values():
+        if one.kind == getattr(cell, "kind", None) and importlib.util.find_spec(one.public.partition(".")[0]):
+            with contextlib.suppress(UnderhoodError):  # a setting that only ours has
+                return one, *one.write(cell)
+    return None
 
 
 def qualified_name(module: Any) -> str:

@@ -195,7 +195,9 @@ def _applied(op: Op, values: dict[int, Any]) -> dict[int, Any]:
 
 
 def _listed(value: Any) -> Any:
-    return [_listed(one) for one in value] if isinstance(value, tuple | list) else value
+    if isinstance(value, tuple | list):
+        return [_listed(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 class _Builder:

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 
 from underhood.arrays import require_finite
+from underhood.cells import Stack
 from underhood.errors import UnderhoodError
 from underhood.extras import require
-from underhood.interop import torch_modules_source
+from underhood.interop import bridges, torch_modules_source
 from underhood.interop.checked import Checked, check
 from underhood.interop.state_dict import as_float, torch_array
 from underhood.interop.torch_import import candidates, from_state_dict
-from underhood.interop.torch_names import to_state_dict
+from underhood.interop.torch_names import to_program, to_state_dict
 from underhood.model import AbstractModel
 from underhood.storage.atomic import write_atomically
-from underhood.storage.files import tensor_bytes
+from underhood.storage.files import from_tensors, tensor_bytes
 
 MODULE = "underhood_torch.py"  # the name of torch_modules.py beside an export
 PLAIN = ("LSTM", "GRU", "Recurrent")  # these load into torch's own classes
@@ -31,10 +32,12 @@ def export(model: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     require("torch", "torch", "export to torch")
     path = Path(path)
     description, tensors = to_state_dict(model)
-    for name, tensor in tensors.items():
-        require_finite(name, tensor)
-    checked = check(model, as_callable(_module(description, tensors).double()))
-    plain = description["class"] in PLAIN
+    checked = _checked(model, description, tensors)
+    if "settings" in description and not checked.verified:
+        # Public layers compute parts of a step in float32, which some compiled networks do not survive.
+        description, tensors = to_program(model)
+        checked = _checked(model, description, tensors)
+    plain = description["class"] in PLAIN or "settings" in description
     beside = None if plain else _write_module(path.parent / MODULE)
     # safetensors writes the buffer as it lies in memory, whatever its strides say.
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
@@ -52,11 +55,23 @@ def export(model: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     }
 
 
+def _checked(model: AbstractModel, description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Checked:
+    for name, tensor in tensors.items():
+        require_finite(name, tensor)
+    return check(model, as_callable(_module(description, tensors).double()))
+
+
 def to_torch(model: AbstractModel) -> Any:
-    """The model as a torch.nn.Module in the dtype of its weights: torch's own LSTM or GRU, or a `Program`."""
+    """The model as a torch.nn.Module in the dtype of its weights.
+
+    Torch's own LSTM or GRU, the public class of a cell that has one (transformers' MambaMixer, say) where its package
+    is installed, a stack of these, or else a `Program` of torch operations.
+    """
     torch = require("torch", "torch", "a torch module")
     if not isinstance(model, AbstractModel):
         raise UnderhoodError("expected a model of underhood", type(model).__name__)
+    if isinstance(model, Stack) and all(map(bridges.public_form, model.cells)):
+        return bridges.to_module(model)
     description, tensors = to_state_dict(model)
     return _module(description, tensors).to({4: torch.float32, 8: torch.float64}[model.dtype.itemsize])
 
@@ -64,14 +79,21 @@ def to_torch(model: AbstractModel) -> Any:
 def from_torch(module: Any) -> AbstractModel:
     """The torch module as a model of this package, where its weights make one and its outputs are that model's.
 
-    Knows torch.nn.LSTM and GRU, alone or between two torch.nn.Linear, what `to_torch` and exports give, and any
-    module with the parameters of docs/format.md that computes what they say.
+    Knows torch.nn.LSTM and GRU, alone or between two torch.nn.Linear, the public layers of transformers, xlstm and
+    others that a cell of ours matches, what `to_torch` and exports give, and any module with the parameters of
+    docs/format.md that computes what they say.
     """
     torch = require("torch", "torch", "a torch module")
     if not isinstance(module, torch.nn.Module):
         raise UnderhoodError("expected a torch.nn.Module", type(module).__name__, "Give the instance, not the class.")
+    if hasattr(module, "as_stack"):  # a stack of public layers
+        return module.as_stack()
+    if bridges.qualified_name(module) in bridges.BRIDGES:
+        return bridges.from_module(module)
     tensors = state_dict_of(module)
     description = getattr(module, "underhood", {})
+    if hasattr(module, "program"):  # our own class: what it computes is written in it
+        return from_tensors(description["ours"], tensors, type(module).__name__)
     for kind in candidates(tensors):
         try:
             model = from_state_dict(tensors, kind, description)
@@ -97,10 +119,12 @@ def as_callable(module: Any) -> Callable[[np.ndarray], np.ndarray]:
         raise UnderhoodError("expected a torch.nn.Module", type(module).__name__)
     weight = next((tensor for tensor in module.parameters() if tensor.is_floating_point()), None)
     kind = {} if weight is None else {"dtype": weight.dtype, "device": weight.device}
+    public = bridges.BRIDGES.get(bridges.qualified_name(module))
 
     def run(xs: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            ys = module(torch.as_tensor(np.ascontiguousarray(xs), **kind))
+            given = torch.as_tensor(np.ascontiguousarray(xs), **kind)
+            ys = module(given) if public is None else public.run(module, given[None])[0]
         ys = ys[0] if isinstance(ys, tuple | list) else ys
         return torch_array("the module's output", ys).astype(np.float64)
 
@@ -119,7 +143,9 @@ def _module(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Any:
     from underhood.interop.torch_modules import build
 
     # In float64, where widened weights are exact: casting down is left to the caller.
-    module = build(description).double()
+    public = "settings" in description
+    module = bridges.BRIDGES[description["class"]].build(description["settings"]) if public else build(description)
+    module = module.double()
     module.underhood = {"ours": description["ours"]}  # what the tensors do not tell, for the way back
     module.load_state_dict({name: torch.from_numpy(np.array(tensor)) for name, tensor in tensors.items()}, strict=True)
     return module.eval()
@@ -140,6 +166,8 @@ def _loads_into(description: dict[str, Any]) -> str:
     if description["class"] == "Recurrent":
         name = description["cell"]
         return f"embedding: torch.nn.Linear, {name.lower()}: torch.nn.{name}, readout: torch.nn.Linear"
+    if "settings" in description:
+        return description["class"]
     return f"torch.nn.{description['class']}" if description["class"] in PLAIN else f"{MODULE}: {description['class']}"
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from underhood.cells import GRU, LSTM, Linear, Stack
 from underhood.errors import UnderhoodError
 from underhood.interop.attention_weights import attention_from
+from underhood.interop.bridges import BRIDGES, Bridge
 from underhood.interop.state_dict import Tensors, listed, part_of, read_state_dict
 from underhood.interop.torch_names import ours_from_torch
 from underhood.model import ARCHITECTURES, make_model
@@ -69,7 +70,18 @@ def from_state_dict(
         )
     if kind in GATES and not any(name == "u" or name.startswith("cells.") for name in tensors):
         return _recurrent(dict(tensors), kind, ours, embedding, readout)
+    if (public := _public(tensors, kind)) is not None:
+        return public.read(tensors, (description or {}).get("settings", {}))
     return from_tensors(_structure(tensors, kind, ours), tensors, kind)
+
+
+def _public(tensors: Tensors, kind: str) -> Bridge | None:
+    """The public class of this kind, unless the tensors have our own names."""
+    if any(name.startswith("cells.") for name in tensors):
+        return None
+    found = [one for one in BRIDGES.values() if one.kind == f"{kind}-cell"]
+    own = {name.removeprefix("cells.0.") for name in names_of(kind)} if found else set()
+    return None if set(tensors) <= own else next(iter(found), None)
 
 
 def candidates(tensors: Tensors) -> list[str]:

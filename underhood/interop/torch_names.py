@@ -3,6 +3,7 @@
     model                              state dict
     a stack of LSTM (or GRU) cells     embedding.weight, embedding.bias, lstm.weight_ih_l0, …, readout.weight, …
     a cell by itself                   weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0
+    a cell with a public torch class   that class's own names (bridges.py), where its package is installed
     everything else                    the names of our own files (docs/format.md), for `Program` in torch_modules.py
 
 torch.nn.LSTM has one hidden size for all layers: smaller ones are filled up with neurons whose weights are zero,
@@ -18,6 +19,7 @@ import numpy as np
 from underhood.cells import GRU, LSTM, Stack
 from underhood.cells.gru import RESET, UPDATE
 from underhood.cells.linear import densified
+from underhood.interop.bridges import public_form
 from underhood.interop.program import trace
 from underhood.storage.files import to_tensors
 
@@ -54,6 +56,14 @@ def to_state_dict(model: Any) -> tuple[Description, Tensors]:
             "readout.weight": _padded(readout, (len(readout), sizes["hidden"])),
             "readout.bias": np.asarray(model.readout.bias),
         }
+    if (public := public_form(model)) is not None:
+        bridge, settings, tensors = public
+        return {"class": bridge.public, "settings": settings, "ours": to_tensors(model)[0]}, tensors
+    return to_program(model)
+
+
+def to_program(model: Any) -> tuple[Description, Tensors]:
+    """For `Program` in torch_modules.py: any model, under our own names."""
     plain = densified(model)
     structure, tensors = to_tensors(plain)
     program = trace(plain).without_shown().as_json()

@@ -14,7 +14,6 @@ ATTENTION = "linear-attention"
 INK = "#222222"  # text, and attention
 SERIES = ("#2166ac", "#d6604d", "#1b7837", "#762a83", "#bf812d", "#35978f")  # curves without an architecture
 DASHES = 3
-MARKERS = 7
 
 
 def stacked() -> dict[str, str]:
@@ -35,8 +34,9 @@ def label_of(model: str | None) -> str | None:
 
 
 def marker_of(model: str | None) -> int:
-    """Which of `MARKERS` shapes: its place among those compared, so that figures can be read without colour."""
-    return COMPARED.index(model) if model in COMPARED else 0
+    """Which shape its points have, to read figures without colour: the paper's architectures first, then the others."""
+    order = [*COMPARED, *(name for name in ARCHITECTURES if name not in COMPARED)]
+    return order.index(model) if model in order else 0
 
 
 def look_of(model: str | None, dash: int | None, place: int) -> tuple[str, int]:

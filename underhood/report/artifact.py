@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.metadata
 import io
 import json
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -24,24 +24,13 @@ if TYPE_CHECKING:
 
     from underhood.report.charts import Chart, Panel
 
-# What the paper has, and the module that makes each.
-PAPER = {
-    "table1": "underhood.report.teacher",
-    "table2": "underhood.report.regression",
-    "table3": "underhood.report.constructions",
-    "table4": "underhood.report.constructions",
-    "figure1": "underhood.report.constructions",
-    "figure2": "underhood.report.teacher",
-    "figure3": "underhood.report.sweeps",
-    "figure4": "underhood.report.sweeps",
-    "figure5": "underhood.report.sweeps",
-}
+HOMES = ("teacher", "regression", "constructions", "sweeps", "zoo")  # modules of this folder that register artifacts
 BUDGETS = ("quick", "laptop", "paper")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One number: the paper's (None where it has none), ours, and whether ours meets what it must."""
+    """One number: the paper's (None where it has none), ours, and whether ours meets its target."""
 
     name: str
     paper: Any
@@ -59,7 +48,7 @@ class Artifact:
     figure: Figure | None = None
     seeds: tuple[int, ...] = ()
     charts: tuple[Chart, ...] = ()
-    """Curves of the figure, for whoever draws them anew."""
+    """The figure's curves, which the report page draws."""
     panels: tuple[Panel, ...] = ()
     """Its matrices of weights."""
     networks: tuple[dict[str, Any], ...] = ()
@@ -67,32 +56,59 @@ class Artifact:
 
 
 Maker = Callable[[str, Path], Artifact]  # (budget, folder for long runs) → artifact
-ARTIFACTS: Registry[Maker] = Registry("artifact")
-COVERED: dict[str, tuple[str, ...]] = {}  # the budgets in which each can be made
 
 
-def artifact(name: str, *budgets: str) -> Callable[[Maker], Maker]:
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How to make an artifact, and what the report page says about it."""
+
+    name: str
+    make: Maker
+    budgets: tuple[str, ...]
+    """Those in which it can be made."""
+    title: str = ""
+    tells: str = ""
+    """A paragraph above its charts."""
+
+    @property
+    def label(self) -> str:
+        """Table 1 for table1."""
+        return re.sub(r"(?<=\D)(?=\d)", " ", self.name).capitalize()
+
+
+ARTIFACTS: Registry[Recipe] = Registry("artifact", *(f"underhood.report.{home}" for home in HOMES))
+
+
+def artifact(name: str, *budgets: str, title: str = "", tells: str = "") -> Callable[[Maker], Maker]:
     """Decorator: the maker of an artifact, in all budgets unless some are named."""
-    COVERED[name] = budgets or BUDGETS
-    return ARTIFACTS.register(name)
+
+    def register(make: Maker) -> Maker:
+        ARTIFACTS.register(name)(Recipe(name, make, budgets or BUDGETS, title, tells))
+        return make
+
+    return register
+
+
+def place(name: str) -> tuple[int, str]:
+    """Where an artifact comes in lists and pages: tables, then figures, then others, each by name."""
+    sorts = ("table", "figure")
+    return next((at for at, sort in enumerate(sorts) if name.startswith(sort)), len(sorts)), name
 
 
 def covered(budget: str) -> list[str]:
-    """The artifacts that a budget makes, in the paper's order."""
+    """The artifacts that a budget makes."""
     if budget not in BUDGETS:
-        raise UnderhoodError("unknown budget", repr(budget), f"Known: {', '.join(BUDGETS)}.")
-    for module in dict.fromkeys(PAPER.values()):
-        importlib.import_module(module)
-    return [name for name in PAPER if budget in COVERED[name]]
+        raise UnderhoodError(f"unknown budget {budget!r}", remedy=f"Known: {', '.join(BUDGETS)}.")
+    return sorted((name for name in ARTIFACTS if budget in ARTIFACTS[name].budgets), key=place)
 
 
 def require_covered(name: str, budget: str) -> None:
     """An artifact that is asked for by name exists, and in this budget."""
-    if name not in PAPER:
-        raise UnderhoodError("unknown artifact", repr(name), f"Known: {', '.join(PAPER)}.")
     if name not in covered(budget):
-        budgets = " and ".join(COVERED[name])
-        raise UnderhoodError(f"{name} is made with the budgets {budgets}", budget, f"Use --budget {COVERED[name][0]}.")
+        budgets = ARTIFACTS[name].budgets  # an unknown name is refused here
+        raise UnderhoodError(
+            f"expected the budget {' or '.join(budgets)} for {name}", budget, f"Use --budget {budgets[0]}."
+        )
 
 
 def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str, Any]]:
@@ -100,7 +116,7 @@ def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str
     require_covered(name, budget)
     folder = make_folder(out / budget)
     began = time.perf_counter()
-    artifact = ARTIFACTS[name](budget, out / budget / "runs")
+    artifact = ARTIFACTS[name].make(budget, out / budget / "runs")
     record = {
         "artifact": name,
         "budget": budget,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,8 @@ WEIGHTS = LinearSegmentedColormap.from_list(
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure that needs no display and embeds its text as text."""
-    looks = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "underhood", "font.family": "DejaVu Sans"}
-    matplotlib.rcParams.update(looks)
+    matplotlib.rcParams.update({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "underhood"})
+    matplotlib.rcParams["font.family"] = "DejaVu Sans"
     return Figure(figsize=(width, height))
 
 
@@ -45,7 +46,7 @@ def draw_weights(axes: Axes, matrix: np.ndarray, title: str, limit: float | None
     axes.tick_params(which="both", length=0, labelbottom=False, labelleft=False)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.set_title(title, fontsize=9, color=INK, pad=5)
+    axes.set_title(typeset(title), fontsize=9, color=INK, pad=5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,18 +58,21 @@ class Line:
     captions: Sequence[tuple[int, int, str]] = ()
 
 
-CELL, GAP, ABOVE, BELOW = 0.17, 0.62, 0.62, 0.62  # inches
+CELL, GAP, BELOW = 0.17, 0.62, 0.62  # inches
+TITLED, UNTITLED = 0.62, 0.4  # above a line of panels
 
 
 def draw_pipeline(lines: Sequence[Line], title: str) -> Figure:
     """Lines of matrices in the order of the data, all with cells of one size."""
     tall = [max(len(panel.values) for panel in line.panels) * CELL for line in lines]
-    heights = [most + ABOVE + (BELOW if line.captions else 0.25) for line, most in zip(lines, tall, strict=True)]
+    aboves = [TITLED if line.title else UNTITLED for line in lines]
+    belows = [BELOW if line.captions else 0.25 for line in lines]
+    heights = [sum(parts) for parts in zip(tall, aboves, belows, strict=True)]
     widths = [sum(len(panel.values[0]) * CELL + GAP for panel in line.panels) + GAP for line in lines]
     width, height = max(widths), sum(heights) + 0.35
     figure, top = new_figure(width, height), height - 0.35
     figure.text(GAP / width, 1 - 0.1 / height, title, ha="left", va="top", fontsize=10.5, color=INK)
-    for line, most, taken in zip(lines, tall, heights, strict=True):
+    for line, most, above, taken in zip(lines, tall, aboves, heights, strict=True):
         if line.title:
             figure.text(
                 0.12 / width, (top - 0.02) / height, line.title, va="top", fontsize=10, color=INK, weight="bold"
@@ -76,14 +80,14 @@ def draw_pipeline(lines: Sequence[Line], title: str) -> Figure:
         left, edges = GAP, []
         for panel in line.panels:
             rows, columns = np.shape(panel.values)
-            bottom = top - ABOVE - (most + rows * CELL) / 2
+            bottom = top - above - (most + rows * CELL) / 2
             box = (left / width, bottom / height, columns * CELL / width, rows * CELL / height)
             draw_weights(figure.add_axes(box), np.array(panel.values), panel.name)
             edges.append((left, left + columns * CELL))
             left += columns * CELL + GAP
         for first, last, text in line.captions:
             centre = (edges[first][0] + edges[last][1]) / 2 / width
-            below = (top - ABOVE - most - 0.1) / height
+            below = (top - above - most - 0.1) / height
             figure.text(centre, below, text, ha="center", va="top", fontsize=8.5, color="#555555")
         top -= taken
     return figure
@@ -100,8 +104,8 @@ def draw_table(axes: Axes, header: Sequence[str], rows: Sequence[Sequence[str]],
             left = column == 0
             axes.text(
                 edges[column] + 0.01 if left else (edges[column] + edges[column + 1]) / 2,
-                index + 0.3 if index else index,
-                text,
+                index + 0.3 if index else 0.1,
+                typeset(text),
                 ha="left" if left else "center",
                 va="center",
                 fontsize=9,
@@ -120,6 +124,11 @@ def style_curves(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
     axes.tick_params(labelsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def typeset(text: str) -> str:
+    """W_V and W_m^in with their indices below and above, as matplotlib sets them."""
+    return re.sub(r"W_(\w)(?:\^(\w+))?", lambda found: f"$W_{found[1]}{f'^{{{found[2]}}}' if found[2] else ''}$", text)
 
 
 def text_of(value: Any) -> str:

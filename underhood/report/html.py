@@ -8,40 +8,13 @@ from typing import Any
 
 import underhood
 from underhood.errors import UnderhoodError
+from underhood.report.artifact import ARTIFACTS
 from underhood.report.drawing import text_of
 from underhood.report.page import render
 from underhood.report.records import Record, load_records
 from underhood.report.svg import chart_svg, panel_svg, points_of, series_look
 from underhood.storage.atomic import write_atomically
 
-TITLES = {
-    "table1": ("Table 1", "The student is the teacher"),
-    "table2": ("Table 2", "Trained on regression, the network is one step of gradient descent"),
-    "table3": ("Table 3", "Layers that each architecture needs to be attention"),
-    "table4": ("Table 4", "The weights with which an LSTM is attention"),
-    "figure1": ("Figure 1", "Attention, written as a gated RNN"),
-    "figure2": ("Figure 2", "What the student learned"),
-    "figure3": ("Figure 3", "How large a network must be to find it"),
-    "figure4": ("Figure 4", "Which architectures find it"),
-    "figure5": ("Figure 5", "The same, against the number of parameters"),
-}
-TELLS = {
-    "table1": "A gated RNN saw nothing but sequences and what a linear attention made of them. How far its outputs are "
-    "from the teacher's; how well the key-values can be read from its memory neurons (KV score) and the queries from "
-    "its forget neurons (Q score); how far the two polynomials are apart. Zero is a perfect match.",
-    "table2": "Each sequence holds examples (x, y) of a new linear map and a question x. The terms x² y of the "
-    "network's polynomial are the learning rate of one step of gradient descent, and η* is the best there is.",
-    "table3": "Every entry was compiled and measured. The paper has a dash for the GRU: two layers hold any gated RNN "
-    "of Eq. 2, one layer holds linear attention, and the error falls with what its update gate lets through.",
-    "table4": "U, V and b of each gate, read off the compiled LSTM, against the paper's entries.",
-    "figure1": "Memory neurons (λ = 1) sum the products of values and keys, forget neurons (λ = 0) hold this step's "
-    "query, the output gating multiplies the two and D adds up. Blue is positive, red negative, grey zero.",
-    "figure2": "The student's weights after pruning and merging: key-value neurons and query neurons stand apart, as "
-    "in Figure 1. Blue is positive, red negative, grey zero.",
-    "figure3": "Loss against the number of hidden neurons: the band spans the seeds, the line is their median.",
-    "figure4": "Loss of each architecture against its size: the band spans the seeds, the line is their median.",
-    "figure5": "Training and validation loss of each architecture against its number of parameters.",
-}
 NETWORK_ROWS = (
     ("heads", "heads"),
     ("kv_score", "KV score"),
@@ -62,7 +35,7 @@ def report_html(records: list[Record]) -> str:
         return _report_html(records)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         remedy = "Make them again with: underhood reproduce"
-        raise UnderhoodError("results are as underhood reproduce writes them", error, remedy) from error
+        raise UnderhoodError(f"cannot read these results: {error}", remedy=remedy) from error
 
 
 def _report_html(records: list[Record]) -> str:
@@ -87,9 +60,17 @@ def _names(records: list[Record]) -> list[str]:
     return list(dict.fromkeys(record["artifact"] for record in records))
 
 
+def _words(name: str) -> tuple[str, str, str]:
+    """Label, title and text of an artifact; its name alone where this version does not make it."""
+    if name not in ARTIFACTS:
+        return name, "", ""
+    recipe = ARTIFACTS[name]
+    return recipe.label, recipe.title, recipe.tells
+
+
 def _group(name: str, records: list[Record]) -> dict[str, Any]:
     """One artifact with what each budget has of it, side by side."""
-    label, title = TITLES.get(name, (name, ""))
+    label, title, tells = _words(name)
     rows: dict[str, dict[str, Any]] = {}
     for record in records:
         for row in record["rows"]:
@@ -105,7 +86,7 @@ def _group(name: str, records: list[Record]) -> dict[str, Any]:
         "slug": re.sub(r"[^a-z0-9]+", "-", name.lower()) or "artifact",
         "label": label,
         "title": title,
-        "tells": TELLS.get(name, ""),
+        "tells": tells,
         "rows": list(rows.values()),
         "met": sum(row["met"] for row in rows.values()),
         "drawn": drawn,
@@ -122,7 +103,7 @@ def _drawn(record: Record) -> dict[str, Any] | None:
 
 
 def _lines_of(panels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Matrices that belong together stand in a line: a network's up to its readout D, single ones, families."""
+    """Matrices that belong together share a line: a network's up to its readout D, single ones, families."""
     lines: list[list[dict[str, Any]]] = []
     before = "D"
     for panel in panels:
@@ -171,7 +152,7 @@ def _network(record: Record, network: dict[str, Any]) -> dict[str, Any]:
         certificate = {"error": text_of(bound["max_abs_error"]), "scope": scope}
     verdict = str(network.get("verdict", "no verdict"))
     return {
-        "name": str(network.get("name") or TITLES.get(record["artifact"], (record["artifact"],))[0]),
+        "name": str(network.get("name") or _words(record["artifact"])[0]),
         "budget": record["budget"],
         "verdict": verdict,
         "yes": verdict in ("linear-attention", "decayed-attention"),
@@ -185,7 +166,7 @@ def _provenance(record: Record) -> dict[str, Any]:
     made: dict[str, Any] = record.get("provenance") or {}
     settings = {str(key): _short(value) for key, value in (made.get("settings") or {}).items()}
     return {
-        "label": TITLES.get(record["artifact"], (record["artifact"],))[0],
+        "label": _words(record["artifact"])[0],
         "budget": record["budget"],
         "commit": str(made.get("commit") or "–"),
         "seeds": _short(made.get("seeds") or []),

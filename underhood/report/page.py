@@ -1,7 +1,7 @@
 """One self-contained HTML file: style and script inside, and a policy that lets nothing else in.
 
-Whatever a name in a file tries, three things stand in its way: the template escapes it, the policy in the head allows
-only the one script whose hash it names, and nothing may be fetched from anywhere.
+Three things stop a hostile name in a file: the template escapes it, the policy in the head allows only the one script
+whose hash it names, and the page may not fetch anything.
 """
 
 from __future__ import annotations

@@ -14,14 +14,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from scipy.optimize import isotonic_regression
 
-from underhood.report.architectures import INK, MARKERS, label_of, look_of, marker_of
+from underhood.report.architectures import INK, label_of, look_of, marker_of
 from underhood.report.charts import Chart, Curve
 from underhood.report.drawing import FAINT, new_figure, style_curves
 from underhood.report.svg import BANDS, FEW
 
 LINES = ("-", (0, (4, 2)), (0, (1, 1.4)))
 SHAPES = "osD^vPX"
-assert len(SHAPES) == MARKERS
 PANEL, LEFT, BELOW = (3.7, 2.8), 0.7, 0.6  # inches
 TITLE, MARKED = 0.4, 0.75  # above a panel, and where marks are named there
 NAMES, LEGEND, BARE = 1.15, 1.75, 0.2  # to the right of a panel: the names of its curves, a row's legend, nothing
@@ -81,7 +80,7 @@ def draw_chart(axes: Axes, chart: Chart) -> None:
 
 def _draw_curve(axes: Axes, curve: Curve, place: int, chart: Chart) -> None:
     colour, dash = look_of(curve.model, curve.dash, place)
-    look = {"color": colour, "marker": SHAPES[marker_of(curve.model)], "markeredgewidth": 1.1}
+    look = {"color": colour, "marker": _shape(curve), "markeredgewidth": 1.1}
     look |= {"markersize": 4.2 if chart.joined else 5.2, "markerfacecolor": colour if dash == 0 else "white"}
     axes.plot(curve.x, curve.y, linestyle=LINES[dash] if chart.joined else "none", linewidth=1.4, **look)
     if not chart.joined:
@@ -90,6 +89,10 @@ def _draw_curve(axes: Axes, curve: Curve, place: int, chart: Chart) -> None:
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
     else:
         axes.vlines(curve.x, curve.low, curve.high, color=colour, alpha=0.45, linewidth=1.1)
+
+
+def _shape(curve: Curve) -> str:
+    return SHAPES[marker_of(curve.model) % len(SHAPES)]
 
 
 def _label_logarithm(axis: Axis, places: list[float] | None) -> None:
@@ -149,7 +152,7 @@ def _handles(chart: Chart) -> list[Line2D]:
     looks = [look_of(curve.model, curve.dash, place) for place, curve in enumerate(chart.curves)]
     style = "-" if chart.joined else "none"
     for curve, (colour, _) in zip(chart.curves, looks, strict=True):
-        shape = SHAPES[marker_of(curve.model)]
+        shape = _shape(curve)
         line = Line2D([], [], color=colour, marker=shape, markersize=4.5, linewidth=1.5, linestyle=style)
         line.set_label(label_of(curve.model) or curve.name)
         entries.setdefault(colour, line)

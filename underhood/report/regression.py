@@ -72,7 +72,14 @@ def paper_networks(runs: Path) -> list[Any]:
     return [run.model for run in found]
 
 
-@artifact("table2", "quick", "paper")
+@artifact(
+    "table2",
+    "quick",
+    "paper",
+    title="Trained on regression, the network is one step of gradient descent",
+    tells="Each sequence holds examples (x, y) of a new linear map, and a question x. The coefficients of x² y in "
+    "the network's polynomial are the learning rate of one gradient step; η* is the optimal one.",
+)
 def table2(budget: str, runs: Path) -> Artifact:
     networks = quick_networks() if budget == "quick" else paper_networks(runs)
     readings = [decompile(network).in_context(D_X, D_Y, EXAMPLES) for network in networks]

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from underhood.data import LinearRegression
 from underhood.model import ARCHITECTURES
 from underhood.report.architectures import COMPARED, stacked
 from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.charts import Chart, Curve, curve_over_seeds
-from underhood.report.findings import WIDTHS, findings_3, findings_4, findings_5
+from underhood.report.findings import WIDTHS, findings_3, findings_4, findings_5, gradient_step_loss
 from underhood.report.plots import draw_charts
 from underhood.sweep.spec import Sweep, parse
 from underhood.sweep.sweep import Teller, run_sweep
@@ -97,19 +96,39 @@ def _make(
     return Artifact(name, findings(records), settings, figure, seeds=seeds, charts=made)
 
 
-@artifact("figure3", "laptop", "paper")
+@artifact(
+    "figure3",
+    "laptop",
+    "paper",
+    title="How large a network must be to find attention",
+    tells="Loss against the number of hidden neurons. Lines are medians over seeds, bands span the seeds.",
+)
 def figure3(budget: str, runs: Path) -> Artifact:
     """Loss against width: where AdamW finds attention, and where the second-order solver does."""
     return _make("figure3", budget, runs, _charts_3, findings_3)
 
 
-@artifact("figure4", "laptop", "paper")
+@artifact(
+    "figure4",
+    "laptop",
+    "paper",
+    title="Which architectures find attention",
+    tells="Loss of each architecture against its size, and against its distance from attention. Lines are medians "
+    "over seeds, vertical strokes span the seeds.",
+)
 def figure4(budget: str, runs: Path) -> Artifact:
     """Architectures on both tasks, one layer each; wider and for longer, who comes close to the teacher."""
     return _make("figure4", budget, runs, _charts_4, findings_4)
 
 
-@artifact("figure5", "laptop", "paper")
+@artifact(
+    "figure5",
+    "laptop",
+    "paper",
+    title="All architectures, one layer and two",
+    tells="Training and validation loss against parameters and width. Dashes are two layers. The last chart shows "
+    "whether networks close to attention learn better in context.",
+)
 def figure5(budget: str, runs: Path) -> Artifact:
     """All of them with one layer and two, against parameters and width, and closeness to attention."""
     return _make("figure5", budget, runs, _charts_5, findings_5, legend=True)
@@ -161,7 +180,7 @@ def _charts_5(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
         for x in ("parameters", "hidden")
     ]
     title = "in-context regression: distance from attention against loss"
-    levels = (("gradient step", LinearRegression().optimal_loss(validation=True)),)
+    levels = (("gradient step", gradient_step_loss(validation=True)),)
     cloud = _cloud(title, [r for r in chosen if r["task"] == REGRESSION], "distance")
     return (*charts, dataclasses.replace(cloud, levels=levels))
 
@@ -183,7 +202,7 @@ LABELS = {
 def _by_model(title: str, records: Records, task: str, x: str, quantity: str) -> Chart:
     kinds = _kinds([r for r in records if r["task"] == task])
     curves = tuple(_curve(name, alike, x, quantity, model, layers - 1) for (name, model, layers), alike in kinds)
-    optimum = LinearRegression().optimal_loss(validation=quantity == "validation_loss")
+    optimum = gradient_step_loss(validation=quantity == "validation_loss")
     levels = (("gradient step", optimum),) if task == REGRESSION else ()
     return Chart(title, LABELS[x], LABELS[quantity], curves, levels=levels)
 

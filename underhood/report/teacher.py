@@ -74,6 +74,7 @@ def paper_student(runs: Path, seed: int) -> Student:
     run = fit_population([model], members, task, SECTION_3_1, out=folder, resume=folder.exists(), watch=watch)[0]
     if run.interrupted:
         raise KeyboardInterrupt  # half a training is no result; the checkpoint stays
+    assert isinstance(run.model, GatedRNN)  # as it was made
     found = decompile(as_dtype(run.model, np.float64), against=teacher)
     settings = {**SECTION_3_1.as_dict(), "optimizer": "adamw", "seconds": round(run.seconds, 1)}
     return Student(teacher, run.model, run.held_out_loss, found, settings)
@@ -83,7 +84,15 @@ def student(budget: str, runs: Path, seed: int = PAPER_SEED) -> Student:
     return quick_student(seed) if budget == "quick" else paper_student(runs, seed)
 
 
-@artifact("table1", "quick", "paper")
+@artifact(
+    "table1",
+    "quick",
+    "paper",
+    title="The student is the teacher",
+    tells="A gated RNN saw only sequences and a teacher's outputs. How well does it match the teacher? Loss; "
+    "key-values read from its memory neurons (KV score) and queries read from its forget neurons (Q score), each as "
+    "1 − R²; distance of the two polynomials. Zero is a perfect match.",
+)
 def table1(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
     """Loss, scores, and the neurons that are left."""
     one = student(budget, runs, seed)
@@ -126,7 +135,14 @@ def _settings(one: Student) -> dict[str, Any]:
     return {"d": D, "length": LENGTH, "teacher": teacher, **one.settings}
 
 
-@artifact("figure2", "quick", "paper")
+@artifact(
+    "figure2",
+    "quick",
+    "paper",
+    title="What the student learned",
+    tells="The student's weights after pruning and merging: key-value neurons and query neurons separate, as in "
+    "Figure 1. Blue is positive, red negative, grey zero.",
+)
 def figure2(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
     """A: the student's weights once post-processed. B: the teacher. C: what the output gating adds up to."""
     one = student(budget, runs, seed)

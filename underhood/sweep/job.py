@@ -94,6 +94,7 @@ def _first_order(runs: list[RunSpec], job: dict[str, Any], folder: Path | None) 
         steps=one.steps,
         batch_size=one.batch_size,
         checkpoint_every=min(job["checkpoint_every"], one.steps),
+        l2=one.l2,
     )
     members = [Member(run.seed, run.learning_rate, run.weight_decay) for run in runs]
     require_room(shape_of(lambda: _model(one, task)), len(runs), task, config)

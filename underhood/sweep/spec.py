@@ -39,7 +39,7 @@ Decay = Annotated[float, Field(ge=0, le=LARGEST_RATE, allow_inf_nan=False)]
 # Fields that are settings of the paper's tasks; what a task of your own has beyond them goes into `settings`.
 TASK_FIELDS = ("d", "length", "teacher_seed", "examples", "d_x", "d_y")
 # Fields that came later: while they have their default, a run keeps the name that it had without them.
-LATER = ("settings",)
+LATER = ("l2", "settings")
 
 
 class RunSpec(BaseModel):
@@ -55,6 +55,7 @@ class RunSpec(BaseModel):
     seed: Seed = 0
     learning_rate: Rate = FitConfig.learning_rate
     weight_decay: Decay = FitConfig.weight_decay
+    l2: Decay = FitConfig.l2
     optimizer: Literal["adamw", "levenberg"] = "adamw"
     steps: Positive = FitConfig.steps
     batch_size: Positive = FitConfig.batch_size
@@ -135,7 +136,7 @@ def _entry() -> Any:
         if name not in RunSpec.model_fields:
             continue
         field, several = RunSpec.model_fields[name], Field(min_length=1)
-        kinds = Annotated[list[kind], BeforeValidator(_seeds if name == "seed" else _listed), several]
+        kinds: Any = Annotated[list[kind], BeforeValidator(_seeds if name == "seed" else _listed), several]
         if name in TASK_FIELDS:
             fields[name] = (kinds | None, None)
         else:
@@ -143,7 +144,8 @@ def _entry() -> Any:
     return pydantic.create_model("Entry", __base__=_Grid, **fields)
 
 
-Entry = _entry()
+class Entry(_entry()):
+    """A grid of runs."""
 
 
 class Sweep(BaseModel):

@@ -84,13 +84,14 @@ def run_sweep(
 
 def _different(before: Sweep, now: Sweep) -> list[str]:
     """What tells two sweeps apart, however they are written: the values of a field, or how they are combined."""
-    runs = [sweep.expanded() for sweep in (before, now)]
-    different = differences(*map(_values, runs)) + differences(before.keep_models, now.keep_models, "keep_models")
-    same = {run.id for run in runs[0]} == {run.id for run in runs[1]}
+    old, new = before.expanded(), now.expanded()
+    different = differences(_values(old), _values(new))
+    different += differences(before.keep_models, now.keep_models, "keep_models")
+    same = {run.id for run in old} == {run.id for run in new}
     return different or ([] if same else ["the combinations of its lists"])
 
 
 def _values(runs: list[RunSpec]) -> dict[str, list[Any]]:
-    """Field → its values, each once."""
+    """Field → its values, each once and in one order."""
     dumps = [run.model_dump() for run in runs]
-    return {name: list({json.dumps(dump[name]): dump[name] for dump in dumps}.values()) for name in dumps[0]}
+    return {name: [json.loads(text) for text in sorted({json.dumps(d[name]) for d in dumps})] for name in dumps[0]}

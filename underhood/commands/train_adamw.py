@@ -1,0 +1,61 @@
+"""`underhood train --optimizer adamw`: seeds, rates and decays side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from underhood.commands.output import note
+from underhood.commands.train_plan import Plan
+from underhood.data import AbstractTask
+
+
+def train_adamw(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
+    """The rows of the result, and whether Ctrl-C ended the run; nothing is allocated that cannot fit."""
+    from underhood.fit.cores import offer_two_devices
+
+    offer_two_devices()
+    from underhood.commands.progress import Progress
+    from underhood.fit.population import members_of
+    from underhood.fit.room import require_room, shape_of
+    from underhood.fit.runs import fit_population
+
+    task, config = plan.make_task(), plan.make_config()
+    rates, decays = plan.learning_rate or (), plan.weight_decay or ()
+    count = plan.seeds * max(1, len(rates)) * max(1, len(decays))
+    require_room(shape_of(lambda: plan.make_model(task, 0)), count, task, config)
+    members = members_of(config, range(plan.first_seed, plan.first_seed + plan.seeds), rates, decays)
+    models = [plan.make_model(task, member.seed) for member in members]
+    with Progress(config.steps, plan.out if plan.tensorboard else None, members) as progress:
+        found = fit_population(
+            models,
+            members,
+            task,
+            config,
+            out=plan.out,
+            resume=plan.resume,
+            watch=progress.update,
+            warn=note,
+            command=plan.command,
+        )
+    return [_row(run, task) for run in found], any(run.interrupted for run in found)
+
+
+def _row(run: Any, task: AbstractTask) -> dict[str, Any]:
+    row = {
+        "held_out_loss": run.held_out_loss,
+        "steps": run.steps,
+        "seconds": run.seconds,
+        "hidden": getattr(run.model, "hidden", None),
+        "pre_readout": getattr(run.model, "pre_readout", None),
+        "seed": run.seed,
+        "learning_rate": run.member.learning_rate,
+        "weight_decay": run.member.weight_decay,
+        "file": None if run.file is None else str(run.file),
+    }
+    if task.optimal_loss() is not None:
+        row |= {
+            "validation_loss": run.validation_loss,
+            "optimal_loss": task.optimal_loss(),
+            "optimal_validation_loss": task.optimal_loss(validation=True),
+        }
+    return row

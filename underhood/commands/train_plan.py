@@ -1,0 +1,153 @@
+"""What `underhood train` is to do: the flags given, then those of the run that is resumed, then the usual ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from underhood.commands.train import USUAL, Train, require_out
+from underhood.data import AbstractTask, make_task
+from underhood.errors import UnderhoodError
+from underhood.fit.config import PRESETS, FitConfig
+from underhood.fit.folder import COMMAND, RunFolder, differences, listed
+from underhood.model import ARCHITECTURES, AbstractModel, make_model
+
+# Flags of one optimiser only: with the other they would be taken and ignored.
+ONLY = {
+    "adamw": ("preset", "batch_size", "learning_rate", "weight_decay", "l2", "log_every", "checkpoint_every"),
+    "levenberg": ("lambdas", "target_loss", "max_seconds"),
+}
+TASK_FLAGS = ("d", "length", "teacher_seed", "examples", "d_x", "d_y")
+# How a command is carried out, not what it asks for.
+MANNERS = ("out", "resume", "list", "tensorboard", "json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(Train):
+    """The flags with every choice made."""
+
+    out: Path = Path()
+    task: str = USUAL["task"]
+    model: str = USUAL["model"]
+    layers: int = USUAL["layers"]
+    seeds: int = USUAL["seeds"]
+    first_seed: int = USUAL["first_seed"]
+    optimizer: Literal["adamw", "levenberg"] = USUAL["optimizer"]
+    lambdas: Literal["fixed", "free"] = USUAL["lambdas"]
+    target_loss: float = USUAL["target_loss"]
+
+    @property
+    def command(self) -> dict[str, Any]:
+        """What run.json keeps of the flags, for --resume."""
+        other = {name for optimizer, names in ONLY.items() if optimizer != self.optimizer for name in names}
+        kept = {name: value for name, value in _given(self).items() if name not in other}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in kept.items()}
+
+    def make_task(self) -> AbstractTask:
+        """The task with the settings given; one that it does not have is refused."""
+        given = {name: getattr(self, name) for name in TASK_FLAGS if getattr(self, name) is not None}
+        for name, value in map(_assignment, self.set or ()):
+            if name in given:
+                raise UnderhoodError(f"{name} is given twice", remedy=f"Leave out --set {name}=….")
+            given[name] = value
+        if self.teacher is not None:
+            from underhood.attention.linear import require_attention
+            from underhood.storage.files import load
+
+            for name in given.keys() & {"d", "teacher_seed"}:
+                raise UnderhoodError(f"{name} belongs to a random teacher", remedy="Leave it out, or --teacher.")
+            given["teacher"] = require_attention(load(self.teacher))
+        return make_task(self.task, **given)
+
+    def make_config(self) -> FitConfig:
+        """The preset, or the defaults, with what was given in their place."""
+        if self.preset is not None and self.preset not in PRESETS:
+            raise UnderhoodError(f"unknown preset {self.preset!r}", remedy=f"Known: {', '.join(PRESETS)}.")
+        given = {
+            "steps": self.steps,
+            "batch_size": self.batch_size,
+            "learning_rate": self.learning_rate[0] if self.learning_rate else None,
+            "weight_decay": self.weight_decay[0] if self.weight_decay else None,
+            "l2": self.l2,
+            "seed": self.first_seed,
+            "log_every": self.log_every,
+            "checkpoint_every": self.checkpoint_every,
+        }
+        base = PRESETS[self.preset] if self.preset else FitConfig()
+        return dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
+
+    def make_model(self, task: AbstractTask, seed: int) -> AbstractModel:
+        """A network with random weights."""
+        sizes = {"hidden": task.width if self.hidden is None else self.hidden, "pre_readout": self.pre_readout}
+        return make_model(self.model, task.d, d_out=task.d_out, layers=self.layers, seed=seed, **sizes)
+
+
+def settled(flags: Train) -> Plan:
+    """Every choice made and checked; a resumed run takes what is not given from its folder."""
+    out, given = require_out(flags), _given(flags)
+    folder = RunFolder(out)
+    if flags.resume and COMMAND in folder.recorded:
+        before = _revived(folder.recorded[COMMAND])
+        told = {name: value for name, value in given.items() if name in before}
+        different = differences({name: before[name] for name in told}, told)
+        if different and folder.has_begun:
+            remedy = "Use --resume without other flags, or another --out."
+            raise UnderhoodError(f"the run in {out} has other settings: {listed(different)}", remedy=remedy)
+        given = {**before, **given}  # what is new to it is compared with run.json
+    manners = {name: getattr(flags, name) for name in MANNERS}
+    plan = Plan(**{**given, **manners})
+    _check(plan, given)
+    return plan
+
+
+def _given(flags: Train) -> dict[str, Any]:
+    names = (field.name for field in dataclasses.fields(Train) if field.name not in MANNERS)
+    return {name: value for name in names if (value := getattr(flags, name)) is not None}
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """`size=3`; what is no JSON is a string."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UnderhoodError("expected a setting as name=value", text)
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _revived(command: Any) -> dict[str, Any]:
+    """Flags out of run.json, where tuples are lists and paths are strings."""
+    names = {field.name for field in dataclasses.fields(Train)} - set(MANNERS)
+    if not isinstance(command, dict) or not command.keys() <= names:
+        raise UnderhoodError("run.json has flags that train does not know", remedy="Start again in another folder.")
+    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in command.items()}
+    return flags | ({"teacher": Path(str(flags["teacher"]))} if "teacher" in flags else {})
+
+
+def _check(plan: Plan, given: dict[str, Any]) -> None:
+    for other in {"adamw", "levenberg"} - {plan.optimizer}:
+        for name in ONLY[other]:
+            if name in given:
+                flag = f"--{name.replace('_', '-')}"
+                raise UnderhoodError(f"{flag} belongs to --optimizer {other}", remedy="Leave it out.")
+    for name in ("seeds", "hidden", "layers", "pre_readout", "steps"):
+        value = getattr(plan, name)
+        if value is not None and value < 1:
+            raise UnderhoodError(f"expected {name} of 1 or more", value)
+    if plan.first_seed < 0 or plan.first_seed + plan.seeds > 2**31:
+        raise UnderhoodError("expected seeds from 0 to 2³¹ − 1", f"{plan.seeds} from {plan.first_seed} on")
+    if plan.max_seconds is not None and not plan.max_seconds > 0:
+        raise UnderhoodError("expected --max-seconds above 0", plan.max_seconds)
+    if not 0 <= plan.target_loss < math.inf:
+        raise UnderhoodError("expected --target-loss of 0 or more", plan.target_loss)
+    if plan.optimizer == "levenberg":
+        if not ARCHITECTURES[plan.model].second_order:
+            raise UnderhoodError(f"levenberg does not train a {plan.model}", remedy="Use --optimizer adamw.")
+        if plan.layers > 1:
+            raise UnderhoodError("levenberg trains one layer", remedy="Leave out --layers.")
+        if plan.tensorboard:
+            raise UnderhoodError("--tensorboard belongs to --optimizer adamw", remedy="Leave it out.")
