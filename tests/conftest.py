@@ -10,3 +10,8 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("underhood", "beartype.beartype")
+
+
+def pytest_collection_modifyitems(items):
+    """The longest first: a process that is done early can take over short tests, not half of a long one."""
+    items.sort(key=lambda item: item.originalname != "test_nothing_is_lost")

@@ -1,8 +1,17 @@
-"""What `pip install underhood` gives without an extra, and the one line that names the extra otherwise."""
+"""What `pip install underhood` gives without an extra, the line that names the extra otherwise, and the bounds."""
 
 import json
 import subprocess
 import sys
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tests.versions import lowest
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # One process for all: `import jax` costs more than these commands do.
 SCRIPT = """
@@ -47,3 +56,19 @@ def test_the_base_compiles_and_decompiles_and_the_rest_names_its_extra(tmp_path)
         assert (code, said.count("\n")) == (2, 1), (command, said)
         assert f"pip install 'underhood[{extra}]'" in said
     assert not (tmp_path / "sweeps").exists()  # refused before the runs, not after them
+
+
+def test_the_lowest_versions_are_the_lower_ends_of_the_bounds():
+    extras = {"report": ["jinja2>=3.1"], "sweep": ["duckdb"]}
+    project = {"dependencies": ["jax>=0.8,<0.11", "ml_dtypes>=0.5"], "optional-dependencies": extras}
+    assert lowest(project) == ["jax==0.8", "ml_dtypes==0.5", "jinja2==3.1", "jaxlib==0.8"]
+
+
+def test_what_make_installs_is_within_the_bounds():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.lower().replace("_", "-").split("==") for line in lines if not line.startswith("#"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in chain(project["dependencies"], *project["optional-dependencies"].values()):
+        wanted = Requirement(text)
+        name = wanted.name.lower().replace("_", "-")
+        assert name in ("underhood", "tensorboardx") or wanted.specifier.contains(pinned[name]), text

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from random import Random
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import underhood as uh
-from torture import mutate
+from torture import api, memory, mutate, outputs
 from torture.__main__ import tried
 from torture.attempt import ANSWERED, REFUSED, attempt
 from torture.children import Ended
@@ -24,7 +25,7 @@ from torture.numbers import exact
 from torture.tally import Tally, store
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUPS = [("files",), ("crashes", "streaming"), ("disk", "numbers", "determinism")]
+GROUPS = [("files",), ("crashes", "streaming", "api"), ("disk", "numbers", "determinism"), ("outputs", "memory")]
 
 
 @pytest.mark.parametrize("parts", GROUPS, ids="-".join)
@@ -75,7 +76,7 @@ def greedy():
     ],
 )
 def test_a_broken_reader_is_lost(call, lost):
-    problem, _ = attempt(call, seconds=0.3, memory=2**26)
+    problem, _ = attempt(call, seconds=0.3 if call is busy else 5.0, memory=2**26)
     assert problem is not None
     assert lost in problem
 
@@ -175,6 +176,71 @@ def test_damage_is_repeatable_and_mostly_damage():
     assert made == [mutate.damaged_safetensors(content, Random(f"a {index}")) for index in range(200)]
     assert len(set(made)) > 150
     assert sum(one != content for one in made) > 190
+
+
+def test_an_output_that_is_lost_is_seen(tmp_path):
+    """The rule of outputs, broken in each way: written over, refused where it may be written, another file touched."""
+    (tmp_path / "out").write_text("years of work")
+    (tmp_path / "link").symlink_to("out")
+    before = outputs.state(tmp_path)
+    assert outputs.wrong(before, before, 2, False, "out") is None
+    assert "may not" in outputs.wrong(before, before, 0, False, "out")
+    assert "exit code 2" in outputs.wrong(before, before, 2, True, "out")
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").write_text("a model")  # renamed over the link
+    after = outputs.state(tmp_path)
+    assert "changed: link" in outputs.wrong(before, after, 2, False, "link")
+    assert "also changed: link" in outputs.wrong(before, after, 0, True, "link")
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("out")
+    (tmp_path / "out").write_text("a model")  # written through it
+    assert outputs.wrong(before, outputs.state(tmp_path), 0, True, "link") is None
+
+
+def test_the_rule_of_outputs_covers_every_kind_of_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    earlier = {"own": b"own", "other": b"other"}
+    for name, (put, right) in outputs.occupants(("input",), earlier["own"], [earlier["other"]]).items():
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        (folder / "input").write_text("input")
+        put(folder / "out")
+        assert right in (outputs.NEVER, outputs.FORCED, outputs.ALWAYS)
+        assert os.path.lexists(folder / "out") or name == "nothing"
+
+
+def raises(error):
+    def call():
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("call", "lost"),
+    [
+        (raises(uh.UnderhoodError("expected a size", -1)), None),
+        (raises(TypeError("missing an argument")), None),
+        (lambda: np.ones(3), None),
+        (raises(AttributeError("no attribute d")), "AttributeError at"),
+        (raises(KeyError("x")), "KeyError at"),
+        (raises(ValueError("two\nlines")), "not in one line"),
+        (raises(ValueError("")), "not in one line"),
+        (lambda: {"weights": np.array([1.0, np.nan])}, "without a word"),
+        (lambda: warnings.warn("overflow", RuntimeWarning, stacklevel=1), "a warning"),
+    ],
+)
+def test_misuse_that_is_not_refused_is_lost(call, lost):
+    problem = api.judged(call)
+    assert (problem is None) if lost is None else (lost in problem)
+
+
+def test_every_flag_of_a_size_is_beyond_the_memory(tmp_path):
+    """A size that fits would be computed, and prove nothing."""
+    for name, (arguments, least) in memory.sizes(tmp_path).items():
+        assert least >= 10_000, name
+        assert all(isinstance(one, str | int | Path) for one in arguments)
 
 
 def test_the_summary_counts(tmp_path):

@@ -20,7 +20,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 ENDS = ("lowest", "newest")
-FAST = ("attention", "cells", "construct", "data", "storage", "test_algebra.py")
+# Together they call each dependency; a minute or two.
+FAST = (
+    "algebra",
+    "attention",
+    "cells/test_conformance.py",
+    "commands/test_cli.py",
+    "construct/test_forms.py",
+    "data",
+    "report/test_html.py",
+    "storage",
+    "sweep/test_spec.py",
+    "sweep/test_store.py",
+    "test_install.py",
+)
 BOUND = re.compile(r"([\w-]+)>=([\w.]+)")
 
 
@@ -45,14 +58,21 @@ def environment(python: str, end: str, pins: list[str]) -> Path:
     return folder / "bin" / "python"
 
 
+def runs(program: str) -> bool:
+    """It is there and works; a version manager may have put a stand-in on the PATH."""
+    found = shutil.which(program)
+    return found is not None and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0
+
+
 def outcome(python: str, end: str, pins: list[str]) -> str:
-    if shutil.which(f"python{python}") is None:
+    if not runs(f"python{python}"):
         return f"missing: no python{python} on the PATH"
     try:
         interpreter = environment(python, end, pins if end == "lowest" else [])
     except subprocess.CalledProcessError:
         return "failed: the dependencies cannot be installed"
-    tests = [interpreter, "-m", "pytest", "-n", "2", "-m", "not slow", *(f"tests/{one}" for one in FAST)]
+    tests = [interpreter, "-m", "pytest", "-n", "2", "-m", "not slow", "-k", "not gradients"]
+    tests += [f"tests/{one}" for one in FAST]
     if end == "lowest":  # an old matplotlib calls a new pyparsing by its old names
         tests += ["-W", "ignore::DeprecationWarning"]
     threads = {"NPROC": "1", "OMP_NUM_THREADS": "1"}

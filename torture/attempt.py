@@ -35,8 +35,9 @@ def attempt(
     seconds: float = SECONDS,
     memory: int = MEMORY,
     prints: bool = True,
+    lines: int = 1,
 ) -> tuple[str | None, str]:
-    """(what was lost, or None; refused or answered). `out` is the file that the command would write."""
+    """(what was lost, or None; refused or answered). `out` is what the command would write; a refusal has `lines`."""
     before = _resident()
     _forget_peak()
     with _captured() as texts, _alarms(seconds):
@@ -48,7 +49,7 @@ def attempt(
     if grown > memory:
         return f"{grown / 2**20:.0f} MB for a small file (exit code {code})", ""
     if code == 2:
-        if err.count("\n") != 1 or not err.startswith("underhood: "):
+        if err.count("\n") != lines or not err.startswith("underhood: "):
             return f"exit code 2 without one line that says why: {err[-300:]!r}", ""
         if out is not None and out.exists():
             return f"a refused input left {out.name}", ""

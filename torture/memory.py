@@ -47,7 +47,6 @@ def sizes(inputs: Path) -> Sizes:
         "train --seeds": (train, 10**9),
         "train --examples": (regression, 10**9),
         "train --d-x": (regression, 10**6),
-        "levenberg --hidden": (second, 100_000),
         "levenberg --d": (second, 10_000),
         "levenberg --length": (second, 10**9),
         "probe --d": (["probe", "mean_of_inputs:f"], 10**5),
@@ -72,7 +71,8 @@ def tried(inputs: Path, seed: int, index: int) -> str | None:
         with tempfile.TemporaryDirectory() as temporary:
             out = Path(temporary, "out")
             given = [str(one).replace("OUT", str(out)) for one in (*arguments, name.split()[1], size)]
-            problem, what = attempt(command(*given), out=out, seconds=SECONDS, memory=MEMORY, prints=False)
+            lines = 2 if name.startswith("probe") else 1  # probe says first that it runs code
+            problem, what = attempt(command(*given), out=out, seconds=SECONDS, memory=MEMORY, prints=False, lines=lines)
         print(json.dumps(problem or (None if what == REFUSED else "it was taken")))
         return 0
 

@@ -10,6 +10,8 @@ The command line prints `str(error)` on stderr and exits with 2; nothing else of
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 def one_line(text: object) -> str:
     """A message may quote a file or a library: fold its line breaks, so that one error stays one line."""
@@ -27,7 +29,7 @@ class UnderhoodError(ValueError):
             text += "."
         super().__init__(f"{text} {self.remedy}" if self.remedy else text)
 
-    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[Callable[..., UnderhoodError], tuple[object, ...]]:
         return type(self), (self.rule, self.got, self.remedy)
 
     def as_data(self) -> dict[str, object]:
@@ -47,7 +49,7 @@ class NotConstructible(UnderhoodError):
             f"Use --layers {needs}, or leave it out.",
         )
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[Callable[..., UnderhoodError], tuple[object, ...]]:
         return _refusal, (self.target, self.layers, self.needs, self.reason, self.source)
 
     def as_data(self) -> dict[str, object]:

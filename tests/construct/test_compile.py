@@ -213,7 +213,8 @@ def test_wrong_layers_are_refused_as_data(target, layers, source):
     ("wrong", "says"),
     [
         ({"to": "transformer"}, "Known: gated-rnn"),
-        ({"horizon": 0}, "expected a horizon of 1 step"),
+        ({"horizon": 0}, "expected a horizon from 1 to"),
+        ({"horizon": 10**20}, "expected a horizon from 1 to"),
         ({"input_bound": -1.0}, "expected an input_bound above 0"),
         ({"input_bound": float("nan")}, "expected an input_bound above 0"),
         ({"order": 9}, "expected an order from 1 to"),

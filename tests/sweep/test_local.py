@@ -139,7 +139,7 @@ def test_another_specification_is_refused_by_what_differs(undisturbed, tmp_path)
     folder, records = undisturbed
     before = (folder / "spec.json").read_bytes()
     for change, words in (
-        ({"hidden": 5}, r"hidden .*4.* → .*5"),
+        ({"hidden": 5}, r"hidden\[1\] 4 → 5"),
         ({"steps": 61}, r"steps"),
         ({"l2": 0.1}, r"l2"),
     ):
@@ -154,11 +154,22 @@ def test_another_specification_is_refused_by_what_differs(undisturbed, tmp_path)
     assert numbers(again) == numbers(records)
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("underhood.sweep.sweep.run_here", interrupted)
+    spec, out = tmp_path / "spec.json", tmp_path / "out"
+    spec.write_text(json.dumps(sweep({})))
+    assert main(["sweep", str(spec), "--out", str(out)]) == 130
+    assert f"go on with: underhood sweep {spec} --out {out} --resume" in capsys.readouterr().err
+
+
 def test_a_table_at_80_columns_keeps_exponents(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     rows = [
         {"task": "teacher-student", "model": name, "learning_rate": 1e-3, "optimizer": "levenberg", "hidden": 100 + n}
-        | {"held_out_loss": 1.2345e-23, "attention_r2": 0.999999, "status": "done", "seed": n}
+        | {"held_out_loss": 1.2344e-23, "attention_r2": 0.999999, "status": "done", "seed": n}
         for n, name in enumerate(("gated-rnn-dense", "lru-in-skip"))
     ]
     print_rows("a sweep", rows)

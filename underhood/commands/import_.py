@@ -23,7 +23,7 @@ class Import:
     weights: Annotated[Path, tyro.conf.Positional]
     """File with named tensors: safetensors, .pt or .npz."""
     kind: str
-    """lstm, gru (torch's), gated-rnn, gated-rnn-dense, lru, lru-in-out, lru-in-skip (underhood's), or attention."""
+    """Kind of the model, such as lstm or gru (torch's), gated-rnn or attention; `--kind list` names them all."""
     out: Path
     """File to write (safetensors)."""
     part: str = ""

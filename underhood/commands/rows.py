@@ -9,6 +9,7 @@ from underhood.commands.output import show
 
 def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
     """One line a row, nothing cut: a loss of 1e-23 without its exponent would be another number."""
+    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -17,7 +18,8 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
     same = {name: texts[0] for name, texts in columns.items() if len(texts) > 1 and len(set(texts)) == 1}
     shown = [name for name in names if name not in same]
     heading = " · ".join([title, *(f"{name} {text}" for name, text in same.items())])
-    table = Table(*map(escape, shown), title=escape(heading), title_justify="left")
+    Console().print(escape(heading), soft_wrap=True, highlight=False)
+    table = Table(*map(escape, shown))
     for at in range(len(rows)):
         table.add_row(*(escape(columns[name][at]) for name in shown))
     show(table)

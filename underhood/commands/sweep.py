@@ -46,16 +46,11 @@ class Sweep:
         if self.query:
             require("duckdb", "sweep", "--query")  # before the runs rather than after them
         sweep, tls = read_spec(self.spec), self._tls()
-        records = run_sweep(
-            sweep,
-            self.out,
-            scheduler=self.scheduler,
-            tls=tls,
-            workers=self.workers,
-            resume=self.resume,
-            watch=Teller(),
-            warn=note,
-        )
+        options: dict[str, Any] = {"scheduler": self.scheduler, "workers": self.workers, "resume": self.resume}
+        try:
+            records = run_sweep(sweep, self.out, tls=tls, watch=Teller(), warn=note, **options)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"go on with: underhood sweep {self.spec} --out {self.out} --resume") from None
         failed = [record for record in records if record["status"] != "done"]
         answer = query(self.out, self.query) if self.query else None
         if self.json:

@@ -22,6 +22,7 @@ from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, as_dtype
 
 DTYPES = ("float64", "float32")
+MOST_STEPS = 2**53  # beyond it, float64 cannot count
 MOST_ORDERS = 4  # beyond it, rounding of the coefficients eats what the cancellation gains
 # A bound holds for the worst of all inputs; the tolerance is for what is met. The bound may be this much larger
 # before a compile is refused unseen.
@@ -185,9 +186,9 @@ def _measured(source: Any, lowered: Lowered, envelope: Envelope, tolerance: floa
 def _checked_envelope(source: Any, input_bound: float, horizon: int, order: int, dtype: str) -> Envelope:
     if not (np.isfinite(input_bound) and input_bound > 0):
         raise UnderhoodError("expected an input_bound above 0", input_bound)
-    if int(horizon) != horizon or horizon < 1:
-        raise UnderhoodError("expected a horizon of 1 step or more", horizon)
-    if int(order) != order or not 1 <= order <= MOST_ORDERS:
+    if not 1 <= horizon <= MOST_STEPS or int(horizon) != horizon:
+        raise UnderhoodError(f"expected a horizon from 1 to {MOST_STEPS} steps", horizon)
+    if not 1 <= order <= MOST_ORDERS or int(order) != order:
         raise UnderhoodError(f"expected an order from 1 to {MOST_ORDERS}", order)
     if dtype not in DTYPES:
         raise UnderhoodError("expected the dtype float64 or float32", repr(dtype))

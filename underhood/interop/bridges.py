@@ -51,7 +51,7 @@ class Bridge:
     """All fields that config.json of such a model may have, beside those that every model has."""
 
 
-BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.interop.diagonal_bridges")
+BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.interop.diagonal_bridges", "underhood.interop.memory_bridges")
 
 
 def bridge(public: str, **fields: Any) -> Bridge:

@@ -29,7 +29,7 @@ final_w_init_variance_scale embeddings_scale_by_sqrt_dim
 ORACLES = "oracles"  # the extra that has these packages
 
 
-def _public(module: str) -> Any:
+def public_module(module: str) -> Any:
     return require(module, ORACLES, f"a module of {module.split('.')[0]}")
 
 
@@ -64,7 +64,7 @@ def _read_mamba(tensors: Tensors, settings: Settings) -> Mamba:
 
 
 def _write_mamba(cell: Mamba) -> tuple[dict[str, Any], Tensors]:
-    _require_square(cell)
+    require_square(cell)
     if (cell.in_bias is None) != (cell.out_bias is None):
         raise UnderhoodError("the public Mamba has both in_bias and out_bias, or neither", "one of them")
     channels, state = cell.a_log.shape
@@ -94,7 +94,7 @@ def _write_mamba(cell: Mamba) -> tuple[dict[str, Any], Tensors]:
 
 
 def _build_mamba_mixer(settings: Settings) -> Any:
-    public = _public("transformers.models.mamba.modeling_mamba")
+    public = public_module("transformers.models.mamba.modeling_mamba")
     sizes = {name: value for name, value in settings.items() if name != "intermediate_size"}
     config = public.MambaConfig(**sizes, num_hidden_layers=1, vocab_size=1)
     config.intermediate_size = settings["intermediate_size"]  # a whole multiple of hidden_size otherwise
@@ -102,7 +102,7 @@ def _build_mamba_mixer(settings: Settings) -> Any:
 
 
 def _build_mambapy(settings: Settings) -> Any:
-    public = _public("mambapy.mamba")
+    public = public_module("mambapy.mamba")
     config = public.MambaConfig(
         d_model=settings["hidden_size"],
         n_layers=1,
@@ -156,7 +156,7 @@ def _read_griffin(tensors: Tensors, settings: Settings) -> Griffin:
 
 
 def _write_griffin(cell: Griffin) -> tuple[dict[str, Any], Tensors]:
-    _require_square(cell)
+    require_square(cell)
     blocks = len(cell.input_gate.bias)
     if len(cell.recurrent_gate.bias) != blocks:
         got = f"{blocks} and {len(cell.recurrent_gate.bias)}"
@@ -180,7 +180,7 @@ def _write_griffin(cell: Griffin) -> tuple[dict[str, Any], Tensors]:
 
 
 def _build_griffin(settings: Settings) -> Any:
-    public = _public("transformers.models.recurrent_gemma.modeling_recurrent_gemma")
+    public = public_module("transformers.models.recurrent_gemma.modeling_recurrent_gemma")
     config = public.RecurrentGemmaConfig(**settings, num_hidden_layers=1, vocab_size=3, intermediate_size=1)
     return public.RecurrentGemmaRecurrentBlock(config, 0)
 
@@ -192,7 +192,7 @@ def _run_griffin(module: Any, xs: Any) -> Any:
 
 
 def _describe_griffin(module: Any) -> dict[str, Any]:
-    activations = _public("transformers.activations")
+    activations = public_module("transformers.activations")
     for name in ("gelu_pytorch_tanh", "gelu"):
         if type(module.act_fn) is type(activations.ACT2FN[name]):
             return {"hidden_activation": name}
@@ -224,7 +224,7 @@ def _write_mingru(cell: MinGRU) -> tuple[dict[str, Any], Tensors]:
     if cell.candidate != "positive":
         raise UnderhoodError("the public minGRU has the candidate positive", repr(cell.candidate))
     if cell.to_out is not None:
-        _require_square(cell)
+        require_square(cell)
     settings = {"dim": cell.d, "dim_inner": cell.hidden, "proj_out": cell.to_out is not None}
     tensors = {"to_hidden_and_gate.weight": cell.to_hidden_and_gate, "to_out.weight": cell.to_out}
     return settings, {name: np.asarray(tensor) for name, tensor in tensors.items() if tensor is not None}
@@ -233,12 +233,12 @@ def _write_mingru(cell: MinGRU) -> tuple[dict[str, Any], Tensors]:
 def _build_mingru(settings: Settings) -> Any:
     # It takes the inner size as a factor of dim, and rounds down.
     factor = (settings["dim_inner"] + 0.5) / settings["dim"]
-    return _public("minGRU_pytorch.minGRU").minGRU(settings["dim"], factor, proj_out=settings["proj_out"])
+    return public_module("minGRU_pytorch.minGRU").minGRU(settings["dim"], factor, proj_out=settings["proj_out"])
 
 
 bridge("minGRU_pytorch.minGRU.minGRU", kind=MinGRU.kind, read=_read_mingru, write=_write_mingru, build=_build_mingru)
 
 
-def _require_square(cell: Any) -> None:
+def require_square(cell: Any) -> None:
     if cell.d != cell.d_out:
         raise UnderhoodError("the public layer has as many outputs as inputs", f"{cell.d} inputs, {cell.d_out} outputs")

@@ -92,6 +92,6 @@ def _different(before: Sweep, now: Sweep) -> list[str]:
 
 
 def _values(runs: list[RunSpec]) -> dict[str, list[Any]]:
-    """Field → its values, each once."""
+    """Field → its values, each once and in one order."""
     dumps = [run.model_dump() for run in runs]
-    return {name: list({json.dumps(dump[name]): dump[name] for dump in dumps}.values()) for name in dumps[0]}
+    return {name: [json.loads(text) for text in sorted({json.dumps(d[name]) for d in dumps})] for name in dumps[0]}
