@@ -16,6 +16,7 @@ from underhood.identify.forms import MOST_DENSE
 from underhood.identify.merge import Terms
 from underhood.identify.recover import Heads, balanced, recover_heads
 
+FEW_INPUTS = 8  # up to which searching T itself costs milliseconds
 POINTS_PER_INPUT = 3
 MOST_ROUNDS = 30  # of alternating least squares; exact weights take one
 
@@ -27,17 +28,24 @@ def recover_from_terms(terms: Terms, d: int, tolerance: float, *, seed: int = 0)
     d_out = terms.readout.shape[1]
     if not terms.sizes.any():
         return Heads(np.zeros((1, d_out, d)), np.zeros((1, d, d)), 0.0)
+    found = _closed_form(terms, d, tolerance, random) if d > FEW_INPUTS else None
+    if found is None:
+        found = _compressed(terms, d, tolerance, random, seed)
+    return Heads(*balanced(found.values, found.key_query), found.residual)
+
+
+def _compressed(terms: Terms, d: int, tolerance: float, random: np.random.Generator, seed: int) -> Heads:
+    """By search, where T is small enough in its own bases; else a head for each output and input."""
     if d <= MOST_DENSE:
         return recover_heads(unfold(terms.tensor, d), tolerance, seed=seed)
     outputs, inputs, queries = _bases(terms, d, tolerance / 10, random)
     if max(outputs.shape[1], inputs.shape[1], queries.shape[1]) > MOST_DENSE:
-        found = _closed_form(terms, d, tolerance, random)
-        return Heads(*balanced(found.values, found.key_query), found.residual)
+        return _one_each(terms, d)
     core = Terms(terms.readout @ outputs, terms.memory @ _pairs_of(inputs), terms.query @ queries)
     found = recover_heads(unfold(core.tensor, inputs.shape[1]), tolerance, seed=seed)
     values = np.einsum("hjk,ij,ak->hia", found.values, outputs, inputs, optimize=True)
     key_query = np.einsum("hkl,ak,cl->hac", found.key_query, inputs, queries, optimize=True)
-    return Heads(*balanced(values, key_query), found.residual)
+    return Heads(values, key_query, found.residual)
 
 
 def _theta(terms: Terms, xs: Float[Array, "n d"]) -> Float[Array, "n d_out q"]:
@@ -84,20 +92,19 @@ def _pairs_of(basis: Float[Array, "d r"]) -> Float[Array, "p pr"]:
     return product_forms(basis[rows], basis[columns])
 
 
-def _closed_form(terms: Terms, d: int, tolerance: float, random: np.random.Generator) -> Heads:
-    """As many heads as the rank of Θ; where these do not do, one for each output and input, which always do."""
+def _closed_form(terms: Terms, d: int, tolerance: float, random: np.random.Generator) -> Heads | None:
+    """As many heads as the rank of Θ; None where these do not do."""
     fresh = _points(random, POINTS_PER_INPUT * d, d)
     theta = _theta(terms, fresh)
     singular = np.linalg.svd(theta[:8], compute_uv=False)
     heads = int((singular > 10 * tolerance * singular.max()).sum(axis=1).max())
-    if heads < max(terms.readout.shape[1], terms.query.shape[1]):
-        point = fresh[int(np.argmax(singular[:, heads - 1]))]
-        found = _alternated(*_start(terms, point, heads), fresh, theta)
-        other = _points(random, 2 * d, d)
-        residual = _distance(found, other, _theta(terms, other))
-        if residual <= tolerance:
-            return Heads(*found, residual)
-    return _one_each(terms, d)
+    if heads >= max(theta.shape[1:]):
+        return None
+    point = fresh[int(np.argmax(singular[:, heads - 1]))]
+    found = _alternated(*_start(terms, point, heads), fresh, theta)
+    other = _points(random, 2 * d, d)
+    residual = _distance(found, other, _theta(terms, other))
+    return Heads(*found, residual) if residual <= tolerance else None
 
 
 def _start(terms: Terms, point: Float[Array, " d"], heads: int) -> tuple[Array, Array]:
