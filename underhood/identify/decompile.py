@@ -78,7 +78,7 @@ def decompile(
         deviation=structure.deviation,
         tolerance=structure.tolerance,
         rest=structure.rest,
-        tensor=unfold(sum(one.tensor for one in terms), reading.d) if is_small else None,
+        tensor=unfold(np.sum([one.tensor for one in terms], axis=0), reading.d) if is_small else None,
         polynomial=polynomial,
         neurons=neurons,
         smallest=smallest,
