@@ -22,6 +22,8 @@ from jaxtyping import Array, Float
 
 from underhood.errors import UnderhoodError
 
+DType = np.dtype | type | str  # np.float64, "float32", jnp.float32
+
 
 def as_weight(value: Any) -> Any:
     """A float array of jax's in the dtype that `value` has; float16 and bfloat16 widen to float32."""

@@ -138,7 +138,7 @@ def check_program(model: AbstractModel, xs: np.ndarray) -> float:
     return error
 
 
-def _require(held: bool, what: str, got: Any) -> None:
+def _require(held: bool | np.bool, what: str, got: Any) -> None:
     # Not an assert statement, which python -O would take away.
     if not held:
         raise AssertionError(f"{what}: {got}")

@@ -111,3 +111,16 @@ def test_small_other_terms_are_noticed() -> None:
 def test_what_cannot_be_probed(function, message: str) -> None:
     with pytest.raises(uh.UnderhoodError, match=message):
         uh.probe(function, 3)
+
+
+@pytest.mark.parametrize("decays", [(0.9, 0.5), (0.0,), (0.01,), (1.0, 0.0), (0.9, 0.0)])
+def test_one_function_has_one_verdict(decays: tuple[float, ...]) -> None:
+    """The decompiler reads the weights, the probe asks: several decays, and those next to nothing."""
+    source = uh.random_attention(3, heads=len(decays), seed=1)
+    faded = uh.LinearAttention(source.w_value, source.w_key, source.w_query, np.array(decays))
+    network = uh.compile(faded, to="gated-rnn").model
+    assert uh.decompile(network).verdict == "decayed-attention"
+    found = uh.probe(network)
+    assert found.verdict == "decayed-attention"
+    assert found.decay is not None
+    assert sorted(set(np.round(found.decay, 6))) == sorted(set(decays))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import underhood as uh
-from underhood.identify import blackbox
+from underhood.identify import candidates
 from underhood.identify.chosen import ChosenInputs
 from underhood.identify.closed_form import fit_dense
 from underhood.identify.factors import factored
@@ -92,7 +92,7 @@ def test_both_ways_say_the_same(monkeypatch: pytest.MonkeyPatch, name: str, verd
     plain = _plain(uh.random_attention(5, heads=2, seed=6))
     function = plain if name == "attention" else lambda xs: 5 * np.tanh(plain(xs) / 5)
     regression = uh.probe(function, 5)
-    monkeypatch.setattr(blackbox, "SMALL", 0)
+    monkeypatch.setattr(candidates, "SMALL", 0)
     chosen = uh.probe(function, 5, max_heads=8)
     assert regression.verdict == chosen.verdict == verdict
     assert chosen.r2 == pytest.approx(regression.r2, abs=0.02)

@@ -5,14 +5,14 @@ Its state is the last k − 1 inputs, zeros before the first one. The kernel (0,
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.model import Part, tensor
 
 Past = Float[Array, "past c"]  # past = k − 1
@@ -33,7 +33,7 @@ class Convolution(Part):
 
     @classmethod
     def random(
-        cls, channels: int, width: int, *, key: Array, bias: bool = True, dtype: Any = jnp.float32
+        cls, channels: int, width: int, *, key: Array, bias: bool = True, dtype: DType = jnp.float32
     ) -> Convolution:
         """Uniform on ±1/√width, as torch draws them."""
         key_weight, key_bias = jax.random.split(key)

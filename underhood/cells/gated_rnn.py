@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import ANY, precision_of, require_shape
+from underhood.arrays import ANY, DType, precision_of, require_shape
 from underhood.cells.linear import Matrix, apply, lecun_normal
 from underhood.cells.scan import diagonal_scan
 from underhood.errors import UnderhoodError
@@ -57,7 +57,7 @@ class Gating(Part):
         return m, x, m * x
 
     @classmethod
-    def random(cls, inputs: int, neurons: int, *, key: Array, dtype: Any) -> Gating:
+    def random(cls, inputs: int, neurons: int, *, key: Array, dtype: DType) -> Gating:
         key_m, key_x = jax.random.split(key)
         return cls(lecun_normal(key_m, (neurons, inputs), dtype), lecun_normal(key_x, (neurons, inputs), dtype))
 
@@ -143,7 +143,7 @@ class GatedRNN(_AbstractGatedRNN):
         key: Array,
         pre_readout: int | None = None,
         d_out: int | None = None,
-        dtype: Any = jnp.float32,
+        dtype: DType = jnp.float32,
     ) -> GatedRNN:
         """Normal weights of variance 1/inputs; λ uniform on (0, 1) (docs/fidelity.md)."""
         pre_readout, d_out = pre_readout or hidden, d_out or d

@@ -8,14 +8,14 @@ are one memory with keys β k and values (k, v). The names are those of the laye
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm, l2_normalised, require_positive
@@ -72,7 +72,7 @@ class MesaNet(AbstractMemoryCell):
         return self.a_proj.rows
 
     @classmethod
-    def random(cls, *, d: int, heads: int, d_key: int, d_value: int, key: Array, dtype: Any = jnp.float32) -> MesaNet:
+    def random(cls, *, d: int, heads: int, d_key: int, d_value: int, key: Array, dtype: DType = jnp.float32) -> MesaNet:
         """Λ = 1 in the beginning, as its authors have it."""
         keys = jax.random.split(key, 8)
         rows = {"q_proj": heads * d_key, "k_proj": heads * d_key, "v_proj": heads * d_value}
@@ -132,7 +132,7 @@ def _solved(
 
 
 @register_stack("mesanet", label="MesaNet", colour="#661100")
-def _mesanet(inputs: int, hidden: int, key: Array, dtype: Any) -> MesaNet:
+def _mesanet(inputs: int, hidden: int, key: Array, dtype: DType) -> MesaNet:
     heads = heads_of_width(hidden)
     size = hidden // heads
     return MesaNet.random(d=inputs, heads=heads, d_key=size, d_value=size, key=key, dtype=dtype)

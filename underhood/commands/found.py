@@ -14,7 +14,15 @@ ROUNDING = 1e-12  # terms below it tell a reader nothing
 LARGEST_PRINTED = 8  # a wider matrix is for a file, not for a screen
 
 
-def answer(found: Found, *, json: bool, out: Path | None, reduced: Path | None, provenance: dict[str, Any]) -> int:
+def answer(
+    found: Found,
+    *,
+    json: bool,
+    out: Path | None,
+    reduced: Path | None,
+    provenance: dict[str, Any],
+    r2_on_inputs: float | None = None,
+) -> int:
     """Print, write what was asked for, and turn the verdict into the exit code.
 
     An attention is written where the answer is no, too: the nearest one, and a line says that it is not the network.
@@ -30,11 +38,12 @@ def answer(found: Found, *, json: bool, out: Path | None, reduced: Path | None, 
         save(model, path, provenance=provenance)
         if model is found.attention and not found.is_attention:
             note(f"underhood: {path} holds the nearest attention (R² = {found.r2:.3g}), not the network's function")
-    print_json(found.as_data()) if json else _print(found)
+    on_inputs = {} if r2_on_inputs is None else {"r2_on_inputs": r2_on_inputs}
+    print_json({**found.as_data(), **on_inputs}) if json else _print(found, r2_on_inputs)
     return DONE if found.is_attention else ANSWER_IS_NO
 
 
-def _print(found: Found) -> None:
+def _print(found: Found, r2_on_inputs: float | None) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -44,9 +53,14 @@ def _print(found: Found) -> None:
     heads = "" if found.heads is None else f", {found.heads} head{'s' * (found.heads > 1)}"
     console.print(f"[bold {colour}]{escape(found.verdict + heads)}[/]")
     console.print(escape(found.reason), highlight=False)
+    for one in found.diagnosis:
+        explains = "" if one["r2"] is None else f" (R² = {one['r2']:.6g})"
+        console.print(escape(f"{one['what']}: {one['meaning']}{explains}. {one['remedy']}".rstrip()), highlight=False)
     table = Table("what it rests on", "", "meaning", title_justify="left")
     for name, value, meaning in _rows(found):
         table.add_row(escape(name), escape(value), escape(meaning))
+    if r2_on_inputs is not None:
+        table.add_row("R² on your inputs", f"{r2_on_inputs:.6g}", "of the best attention for them, on the second half")
     show(table)
     if found.is_attention:
         _print_matrices(console, found)

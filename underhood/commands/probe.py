@@ -5,28 +5,39 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from underhood.commands.found import answer
-from underhood.commands.output import note
+from underhood.commands.output import note, require_seed
+from underhood.errors import UnderhoodError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DRAWN = 2048  # sequences of a task
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Fit linear attention to a callable (t, d) → (t, d_out), in closed form, and test it on fresh sequences.
+    """Find the linear attention that a callable (t, d) → (t, d_out) computes, or the nearest one, and test it.
 
     Runs the callable: probe only code that you trust.
     """
 
     function: Annotated[str, tyro.conf.Positional]
     """package.module:callable, found from the current folder: numpy, jax, torch; or an ONNX file."""
-    d: int
-    """Input size."""
+    d: int | None = None
+    """Input size; models, many modules and files tell it themselves."""
     against: Path | None = None
     """Attention to compare with (safetensors)."""
+    inputs: Path | None = None
+    """Sequences of your own, (b, t, d) in a .npy file: R² of the nearest attention on them, too."""
+    task: str | None = None
+    """The same for sequences of a task: teacher-student, linear-regression."""
     out: Path | None = None
     """File for the best attention found."""
     length: int = 32
@@ -35,31 +46,88 @@ class Probe:
     """Inputs are N(0, 1), clipped at ± this."""
     tolerance: float = 1e-4
     """Relative root mean square error up to which the answer is yes."""
+    max_heads: int = 2
+    """Most heads of the nearest attention where the answer is no and d is above 8."""
+    batched: bool | None = None
+    """Whether the callable takes batches (b, t, d); tried out unless given."""
     seed: int = 0
     """Seed of the random sequences."""
+    force: bool = False
+    """Write over an input, or over a file of another kind."""
     json: bool = False
     """Print one JSON object."""
 
     def run(self) -> int:
         from underhood.attention.linear import require_attention
         from underhood.identify.callables import import_callable
-        from underhood.interop.foreign import is_onnx, probe
+        from underhood.interop.foreign import closeness, is_onnx, probe
         from underhood.storage.files import load
+        from underhood.storage.outputs import MODEL, require_outputs
 
+        require_seed(self.seed)
+        require_outputs((self.out, MODEL), inputs=(self.against, self.inputs), force=self.force)
         against = None if self.against is None else require_attention(load(self.against))
+        sequences, last = self._sequences()
+        d = self.d if sequences is None or self.d is not None else sequences.shape[2]
         onnx = is_onnx(self.function)
         if not onnx:
             note(f"underhood: running the code of {self.function}")
         # Whatever the code prints, on import or when called, is not our answer.
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), _shown() as watch:
+            function = self.function if onnx else import_callable(self.function)
             found = probe(
-                self.function if onnx else import_callable(self.function),
-                self.d,
+                function,
+                d,
                 against=against,
                 seed=self.seed,
                 length=self.length,
                 input_bound=self.input_bound,
                 tolerance=self.tolerance,
+                max_heads=self.max_heads,
+                batched=self.batched,
+                watch=watch,
             )
+            on_inputs = None if sequences is None else closeness(function, sequences, last=last)
         provenance = {"command": "probe", "function": self.function, "verdict": found.verdict}
-        return answer(found, json=self.json, out=self.out, reduced=None, provenance=provenance)
+        return answer(found, json=self.json, out=self.out, reduced=None, provenance=provenance, r2_on_inputs=on_inputs)
+
+    def _sequences(self) -> tuple[np.ndarray | None, bool]:
+        """Sequences of the file or the task, and whether only their last outputs count."""
+        if self.inputs is not None and self.task is not None:
+            raise UnderhoodError("expected --inputs or --task, not both")
+        if self.task is not None:
+            from underhood.data import make_task
+            from underhood.data.task import draw
+
+            task = make_task(self.task)
+            return draw(task, self.seed, DRAWN)[0], task.last_only
+        return (None, False) if self.inputs is None else (_read_sequences(self.inputs), False)
+
+
+def _read_sequences(path: Path) -> np.ndarray:
+    import numpy as np
+
+    from underhood.storage.atomic import read_bytes
+    from underhood.storage.sequences import read_npy
+
+    try:
+        xs = np.asarray(read_npy(read_bytes(path)), np.float64)
+    except (ValueError, TypeError, OverflowError, SyntaxError) as error:
+        raise UnderhoodError(f"cannot read numbers from {path}: {error}", remedy="Give a .npy file.") from None
+    if xs.ndim != 3 or len(xs) < 2 or not xs.size:
+        raise UnderhoodError(f"expected two or more sequences, of shape (b, t, d), in {path}", f"shape {xs.shape}")
+    if not np.isfinite(xs).all():
+        raise UnderhoodError(f"NaN or infinite numbers in {path}")
+    return xs
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[Callable[[str, float], Any]]:
+    """A bar on stderr, where somebody sees it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task("asking", total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=share)

@@ -84,7 +84,7 @@ class Heads:
         """The projections, the sum over time, the score and the sum over heads, against the exact result."""
         summing = envelope.worst.summing if np.any(self.decay > 0) else 0.0
         rows = np.concatenate([self.values, self.keys, self.queries], axis=1)
-        terms, summed = np.max(np.count_nonzero(rows, axis=2)), np.max(np.count_nonzero(self.out, axis=1))
+        terms, summed = int(np.max(np.count_nonzero(rows, axis=2))), int(np.max(np.count_nonzero(self.out, axis=1)))
         return summing + 3 * envelope.dot(terms) + envelope.dot(self.keys.shape[1]) + envelope.dot(summed + CONSTANTS)
 
 

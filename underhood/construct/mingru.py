@@ -38,7 +38,7 @@ LAG = {np.dtype(np.float64): 2.0**-23, np.dtype(np.float32): 2.0**-9}  # λ of a
 OPEN = 1000.0  # z = 1 exactly
 
 
-def _logit(gate: np.ndarray | float) -> np.ndarray:
+def _logit(gate: np.ndarray | float) -> np.ndarray | np.floating:
     return np.log(gate) - np.log1p(-np.asarray(gate))
 
 

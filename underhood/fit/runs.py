@@ -278,7 +278,7 @@ def _leaves(found: Checkpoint, index: int) -> list[np.ndarray]:
     return [found.tensors[f"{prefix}{number}"] for number in sorted(numbers, key=lambda number: (len(number), number))]
 
 
-def _fingerprint(model: Any) -> dict[str, Any]:
+def _fingerprint(model: AbstractModel) -> dict[str, Any]:
     """Kind, sizes and initial weights in short: a resumed run must start from the same network."""
     leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(model) if hasattr(leaf, "dtype")]
     digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()[:16]

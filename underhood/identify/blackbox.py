@@ -7,8 +7,7 @@ Where none is, the nearest attention without decay is the answer, and how near i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,18 @@ from jaxtyping import Float
 
 from underhood.attention.linear import LinearAttention
 from underhood.errors import UnderhoodError
-from underhood.identify.callables import as_numpy_function
+from underhood.identify.callables import Batched, as_numpy_function
+from underhood.identify.candidates import SMALL, Candidate, FactoredAttention, Sampled, Search, Settings, Watch
 from underhood.identify.chosen import ChosenInputs
-from underhood.identify.closed_form import DenseAttention, features, fit_dense, least_squares, unknowns
-from underhood.identify.compressed import compress
-from underhood.identify.factors import factored
+from underhood.identify.closed_form import DenseAttention, features, least_squares, unknowns
+from underhood.identify.diagnosis import diagnose_batched
 from underhood.identify.forms import Array
 from underhood.identify.found import DECAYED, LINEAR, NOT, Evidence, Found, Scores
-from underhood.identify.nearest import attend, nearest_heads
+from underhood.identify.nearest import nearest_heads
 from underhood.identify.polynomial import Polynomial, distance, of_attention
 from underhood.identify.recover import Heads, head_tensor, key_and_query, recover_heads
+from underhood.identify.threads import threads_for
+from underhood.memory import require_memory
 
 LENGTH = 32  # Section 3.1
 INPUT_BOUND = 4.0  # N(0, 1) clipped here: compiled LSTM, GRU and LRU networks keep their promise within a bound
@@ -33,35 +34,10 @@ TOLERANCE = 1e-4  # relative root mean square error on fresh sequences: R² ≥ 
 # Fresh sequences are added until the 95 % interval of R² is this narrow on either side: outputs grow with t, so
 # that few sequences weigh much, and 512 of them leave 0.008 open on a trained LSTM.
 HELD_OUT, MOST_HELD_OUT, HALF_WIDTH = 512, 8192, 0.0025
-CHECKED = 64  # of them, to choose between candidates
-SMALL = 8  # inputs up to which the regression on d²(d + 1)/2 features is the faster way
+SHORTEST = 3  # steps: of two, no decay can be told from a factor
+PIECE = 64  # sequences at a time
 MOST_POLYNOMIAL = 16  # inputs up to which all monomials of degree 4 are written out
 MAX_HEADS = 2  # of the nearest attention to what is none
-ROWS = 6  # equations for each unknown of the regression
-TOKENS = 64  # tokens for each unknown of one output of a head, where the nearest attention is sought by descent
-NOISE = (1e-10, 1e-7, 1e-5)  # levels under which decays are told from rounding
-
-Sampled = tuple[Float[Array, "b t d"], Float[Array, "b t d_out"]]
-Watch = Callable[[str, float], None]
-
-
-@dataclass(frozen=True)
-class FactoredAttention:
-    """Heads, each decay's own."""
-
-    decays: tuple[float, ...]
-    groups: tuple[Heads, ...]
-    search: Callable[[float], tuple[Heads, ...]] | None = None  # fewer heads, for a tolerance
-
-    def __call__(self, xs: Float[Array, "b t d"]) -> Float[Array, "b t d_out"]:
-        counts = [one.count for one in self.groups]
-        values, key_query = (
-            np.concatenate([getattr(one, name) for one in self.groups]) for name in ("values", "key_query")
-        )
-        return attend(values, key_query, np.repeat(self.decays, counts), xs)
-
-
-Candidate = DenseAttention | FactoredAttention
 
 
 @np.errstate(all="ignore")  # outputs that are not finite are refused
@@ -84,9 +60,14 @@ def probe(
     nearest attention where the function is none and has more than 8 inputs.
     """
     _check_settings(d, length, seed, tolerance, input_bound, max_heads)
-    call = as_numpy_function(function, d, batched=batched)
-    random = np.random.default_rng(seed)
-    watch = watch or (lambda what, share: None)
+    settings = Settings(d, length, input_bound, tolerance, max_heads, seed, watch or (lambda what, share: None))
+    with threads_for(d):
+        return _probe(as_numpy_function(function, d, batched=batched), settings, against)
+
+
+def _probe(call: Batched, settings: Settings, against: LinearAttention | None) -> Found:
+    random = np.random.default_rng(settings.seed)
+    d, length, input_bound, tolerance = settings.d, settings.length, settings.input_bound, settings.tolerance
 
     def draw(count: int) -> Sampled:
         xs = np.clip(random.standard_normal((count, length, d)), -input_bound, input_bound)
@@ -94,13 +75,13 @@ def probe(
 
     held = draw(HELD_OUT)
     if against is not None:
-        check_against(against, d, held[1].shape[-1])
+        against = check_against(against, d, held[1].shape[-1])
     if not np.any(held[1] != held[1][:1, :1]):
         raise UnderhoodError("expected a function that varies with its input", "the same output for every sequence")
     chosen = ChosenInputs(call, d, length=length, input_bound=input_bound, random=random)
-    task = _Task(draw, chosen, held, tolerance, max_heads, seed, watch)
+    search = Search(settings, draw, chosen, held)
     verdict, candidate = NOT, None
-    for candidate in task.candidates():
+    for candidate in search.candidates():
         r2, interval = _test(candidate, held, random)
         if 1 - r2 <= tolerance**2:
             verdict = LINEAR if candidate.decays == (1.0,) else DECAYED
@@ -110,90 +91,11 @@ def probe(
         more = draw(len(held[0]))
         held = np.concatenate([held[0], more[0]]), np.concatenate([held[1], more[1]])
         r2, interval = _test(candidate, held, random)
-    return _found(candidate, verdict, r2, interval, tolerance, against, seed)
-
-
-@dataclass(frozen=True)
-class _Task:
-    draw: Callable[[int], Sampled]
-    chosen: ChosenInputs
-    held: Sampled
-    tolerance: float
-    max_heads: int
-    seed: int
-    watch: Watch
-
-    @property
-    def d(self) -> int:
-        return self.chosen.d
-
-    def candidates(self) -> Iterator[Candidate]:
-        """Attentions to be tested, the simplest first; the last of them is the nearest one without decay."""
-        return self._by_regression() if self.d <= SMALL else self._by_choice()
-
-    def _by_regression(self) -> Iterator[Candidate]:
-        most = max(2048, 4 * unknowns(self.d))
-        fit: Sampled | None = None
-        for decays in self._decays():
-            need = min(most, max(CHECKED, -(-ROWS * unknowns(self.d) * len(decays) // self.chosen.length)))
-            if fit is None or len(fit[0]) < need:
-                fit = self.draw(need)
-            yield fit_dense(*fit, decays)
-        yield fit_dense(*self.draw(most), (1.0,))
-
-    def _by_choice(self) -> Iterator[Candidate]:
-        for decays in self._decays():
-            if 0.0 in decays:
-                continue  # what an input adds at its own step is no product of small matrices
-            yield from self._in_factors(decays)
-        yield self._nearest()
-
-    def _in_factors(self, decays: tuple[float, ...]) -> Iterator[Candidate]:
-        try:
-            split = [FactoredAttention(decays, tuple(one)) for one in factored(self.chosen, decays, self.watch)]
-            if split:
-                errors = [self._error(one) for one in split]
-                good = [one for one, error in zip(split, errors, strict=True) if error <= 3 * min(errors)]
-                yield min(good, key=lambda one: sum(group.count for group in one.groups))
-            parts = compress(self.chosen, decays, 1e-9)
-        except UnderhoodError:
-            return  # outputs are finite on random inputs, and not on these
-        if parts:
-            groups = tuple(one.heads(1e-9, search=False) for one in parts)
-            yield FactoredAttention(
-                decays, groups, lambda share: tuple(one.heads(share, seed=self.seed) for one in parts)
-            )
-
-    def _decays(self) -> Iterator[tuple[float, ...]]:
-        yield (1.0,)
-        try:
-            found = dict.fromkeys(self.chosen.decays(noise) for noise in NOISE)
-        except UnderhoodError:
-            found = {}
-        found = {decays: None for decays in found if decays not in ((), (1.0,))}
-        yield from found
-        yield from ((*decays, 0.0) for decays in ((1.0,), *found, ()))
-
-    def _error(self, candidate: Candidate) -> float:
-        xs, ys = (one[:CHECKED] for one in self.held)
-        return float(np.linalg.norm(ys - candidate(xs)))
-
-    def _nearest(self) -> Candidate:
-        """One head, then twice as many, as long as what is not seen gains by it."""
-        d, d_out = self.d, self.held[1].shape[2]
-        random, heads, best = np.random.default_rng(self.seed), 1, None
-        fit = None
-        while heads <= self.max_heads:
-            need = -(-TOKENS * heads * d * (d + d_out) // (d_out * self.chosen.length))
-            fit = self.draw(max(256, need)) if fit is None or len(fit[0]) < need else fit
-            self.watch(f"the nearest attention of {heads} head{'s' * (heads > 1)}", heads / (self.max_heads + 1))
-            start = random.standard_normal((heads, d, d)) / np.sqrt(d)
-            found = FactoredAttention((1.0,), (nearest_heads(*fit, start),))
-            if best is not None and self._error(found) > 0.99 * self._error(best):
-                break
-            best, heads = found, 2 * heads
-        assert best is not None
-        return best
+    found = _found(candidate, verdict, r2, interval, tolerance, against, settings.seed)
+    if verdict != NOT:
+        return found
+    settings.watch("what it is instead", 1.0)
+    return replace(found, diagnosis=diagnose_batched(call, d, length, input_bound, settings.seed))
 
 
 def closeness(function: Any, xs: Float[Array, "b t d"], *, last: bool = False) -> float:
@@ -217,21 +119,32 @@ def closeness(function: Any, xs: Float[Array, "b t d"], *, last: bool = False) -
     return float(1.0 - np.sum((ys[half:] - predicted) ** 2) / max(np.sum(spread**2), np.finfo(float).tiny))
 
 
-def check_against(against: Any, d: int, d_out: int) -> None:
-    """The teacher has the sizes of the network."""
+def check_against(against: Any, d: int, d_out: int) -> LinearAttention:
+    """The teacher, with the sizes of the network.
+
+    Eq. 4's attention gives the whole element (x, y), zeros and then the prediction; a network that gives the prediction
+    alone is compared with its last outputs.
+    """
     if not isinstance(against, LinearAttention):
         raise UnderhoodError("expected a linear attention to compare with", getattr(against, "kind", against))
+    first = against.d_out - d_out
+    if against.d == d and first > 0 and not np.any(np.asarray(against.w_value)[:, :first]):
+        values = np.asarray(against.w_value)[:, first:]
+        return LinearAttention(values, against.w_key, against.w_query, against.decay)
     if (against.d, against.d_out) != (d, d_out):
         raise UnderhoodError(
             f"expected an attention with {d} inputs and {d_out} outputs to compare with, as the network has",
             f"{against.d} and {against.d_out}",
         )
+    return against
 
 
 def _check_settings(d: int, length: int, seed: int, tolerance: float, input_bound: float, max_heads: int) -> None:
-    for name, size in {"d": d, "length": length, "max_heads": max_heads}.items():
-        if size < 1:
-            raise UnderhoodError(f"expected {name} of 1 or more", size)
+    for name, size, least in (("d", d, 1), ("length", length, SHORTEST), ("max_heads", max_heads, 1)):
+        if size < least:
+            raise UnderhoodError(f"expected {name} of {least} or more", size)
+    numbers = 4 * d * (HELD_OUT * length + d) + (HELD_OUT * length * unknowns(d) if d <= SMALL else 0)
+    require_memory(8 * numbers, f"{HELD_OUT} sequences of {length} steps with {d} inputs")
     if seed < 0:
         raise UnderhoodError("expected a seed of 0 or more", seed, "Use --seed 0.")
     if not 0 < tolerance < 1:
@@ -242,7 +155,8 @@ def _check_settings(d: int, length: int, seed: int, tolerance: float, input_boun
 
 def _test(candidate: Candidate, held: Sampled, random: np.random.Generator) -> tuple[float, tuple[float, float]]:
     """R² on fresh sequences, and its 95 % interval by bootstrap."""
-    errors = np.sum((held[1] - candidate(held[0])) ** 2, axis=(1, 2))
+    predicted = np.concatenate([candidate(held[0][i : i + PIECE]) for i in range(0, len(held[0]), PIECE)])
+    errors = np.sum((held[1] - predicted) ** 2, axis=(1, 2))
     spread = np.sum((held[1] - held[1].mean(axis=(0, 1))) ** 2, axis=(1, 2))
     r2 = 1.0 - errors.sum() / spread.sum()
     # Whole sequences are resampled: the steps of one are not independent.

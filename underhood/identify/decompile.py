@@ -53,7 +53,9 @@ def decompile(
     and sequences up to `horizon`. `fine_tune` fits the readout of the smallest network again, where merging cost
     something. `seed` draws the test sequences and the starts.
     """
-    _check(model, against, tolerance, input_bound, horizon, seed)
+    _check(model, tolerance, input_bound, horizon, seed)
+    if against is not None:
+        against = check_against(against, model.d, model.d_out)
     try:
         reading = read(model) if is_readable(model) else None
     except NotDiagonalisable:
@@ -76,7 +78,7 @@ def decompile(
         deviation=structure.deviation,
         tolerance=structure.tolerance,
         rest=structure.rest,
-        tensor=unfold(sum(one.tensor for one in terms), reading.d) if is_small else None,
+        tensor=unfold(np.sum([one.tensor for one in terms], axis=0), reading.d) if is_small else None,
         polynomial=polynomial,
         neurons=neurons,
         smallest=smallest,
@@ -115,7 +117,7 @@ def _attended(structure: Structure, terms: list[Terms], heads: list[Heads], xs: 
     return np.sum([one.outputs(past, xs) for one, past in zip(terms, sums, strict=True)], axis=0)
 
 
-def _check(model: Any, against: Any, tolerance: float | None, input_bound: float, horizon: int, seed: int) -> None:
+def _check(model: Any, tolerance: float | None, input_bound: float, horizon: int, seed: int) -> None:
     if isinstance(model, LinearAttention):
         raise UnderhoodError("a linear-attention has nothing to decompile", remedy="Give a recurrent network.")
     if not isinstance(model, AbstractModel):
@@ -132,8 +134,6 @@ def _check(model: Any, against: Any, tolerance: float | None, input_bound: float
         raise UnderhoodError("expected a tolerance between 0 and 1", tolerance)
     if seed < 0:
         raise UnderhoodError("expected a seed of 0 or more", seed)
-    if against is not None:
-        check_against(against, model.d, model.d_out)
 
 
 def _require_size(reading: Reading) -> None:

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from underhood.attention.linear import LinearAttention
 from underhood.errors import UnderhoodError
 from underhood.identify import blackbox
 from underhood.identify import decompile as weights
 from underhood.identify.found import Found
+from underhood.identify.threads import threads_for
 from underhood.model import AbstractModel
 
 
@@ -45,7 +48,8 @@ def decompile(
             model = from_torch(model)
     if not _is_torch(model) and not is_onnx(model):
         options = {"tolerance": tolerance, "input_bound": input_bound, "horizon": horizon, "fine_tune": fine_tune}
-        return weights.decompile(model, against=against, seed=seed, **options)
+        with threads_for(getattr(model, "d", 0)):
+            return weights.decompile(model, against=against, seed=seed, **options)
     function, d = as_function(model)
     if d is None:
         raise UnderhoodError(
@@ -64,13 +68,18 @@ def probe(
     length: int = blackbox.LENGTH,
     input_bound: float = blackbox.INPUT_BOUND,
     tolerance: float = blackbox.TOLERANCE,
+    max_heads: int = blackbox.MAX_HEADS,
+    batched: bool | None = None,
+    watch: blackbox.Watch | None = None,
 ) -> Found:
     """The linear attention nearest to any callable (t, d) → (t, d_out), and how near it is.
 
     `function` may be a NumPy, torch or jax function, a torch module, a model of this package, or the path of an ONNX
     file. `d` is the input size; modules, models and files mostly tell it themselves. It is asked about random sequences
     of `length` steps with inputs within ±`input_bound`; it is called attention where the error on fresh ones is below
-    `tolerance`, relative. `against`: an attention to compare with. `seed`: of the sequences.
+    `tolerance`, relative. `against`: an attention to compare with. `seed`: of the sequences. `max_heads`: of the
+    nearest attention, where the answer is no and d is above 8. `batched`: whether the function takes (b, t, d), if
+    known. `watch`: called with what is being done and the share of it that is.
     """
     if _is_torch(function) or is_onnx(function):
         function, found = as_function(function)
@@ -79,8 +88,18 @@ def probe(
         d = function.d if d is None else d
     if d is None:
         raise UnderhoodError("cannot tell the input size", remedy="Say uh.probe(function, d=...).")
-    options = {"length": length, "input_bound": input_bound, "tolerance": tolerance}
-    return blackbox.probe(function, d, against=against, seed=seed, **options)
+    options = {"length": length, "input_bound": input_bound, "tolerance": tolerance, "max_heads": max_heads}
+    return blackbox.probe(function, d, against=against, seed=seed, batched=batched, watch=watch, **options)
+
+
+def closeness(function: Any, xs: np.ndarray, *, last: bool = False) -> float:
+    """R² of the best linear attention on sequences (b, t, d) of your own; `last`: at their last step only.
+
+    It is fitted on the first half of them and tested on the second.
+    """
+    if _is_torch(function) or is_onnx(function):
+        function, _ = as_function(function)
+    return blackbox.closeness(function, xs, last=last)
 
 
 def as_function(network: Any) -> tuple[Callable[[Any], Any], int | None]:

@@ -105,7 +105,7 @@ def _sequence(xs: Any, d: int) -> np.ndarray:
     return xs
 
 
-def _described(model: Any) -> str:
+def _described(model: AbstractModel) -> str:
     sizes = sizes_of(model)
     names = {"d": "inputs", "d_out": "outputs", "hidden": "hidden neurons", "pre_readout": "pre-readout neurons"}
     counts = [f"{sizes[key]} {text}" for key, text in names.items() if key in sizes]
