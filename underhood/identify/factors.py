@@ -115,4 +115,5 @@ def _projected(
         watch("asking with chosen inputs", (begin + len(some)) / chosen.d)
     for basis, part in zip(bases, parts, strict=True):
         columns, rows, crossed_columns, crossed_rows = (np.concatenate(one) for one in zip(*part, strict=True))
-        yield Projected(*basis, inputs, columns, rows, crossed_columns, crossed_rows)
+        left, singular, right = basis
+        yield Projected(left, singular, right, inputs, columns, rows, crossed_columns, crossed_rows)
