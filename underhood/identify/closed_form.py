@@ -15,8 +15,8 @@ from jaxtyping import Float
 from underhood.identify.forms import Array, decayed_sums, pair_indices, pair_products
 
 MOST_ROWS = 40_000
-# Eigenvalues of the normal equations, over the largest: those up to the first are zeros, and between the two they say too
-# little to be solved with.
+# Eigenvalues of the normal equations, over the largest: those up to the first are zeros, and those between the two are
+# too small to be solved with.
 ROUNDING, WORST, REFINED = 1e-13, 1e-9, 3
 DECAY_STEPS = 6
 
