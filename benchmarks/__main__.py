@@ -13,6 +13,7 @@ SUITES = (
     "levenberg",
     "compiler",
     "decompiler",
+    "sizes",
     "table1",
     "decays",
     "sweep",

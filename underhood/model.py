@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
 import jax
+import jax.core
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -93,8 +94,12 @@ class AbstractModel(Part):
     torch, ONNX and the explorer run `_step`, so that it is best made of real arithmetic.
     """
 
-    title: ClassVar[str] = ""
+    name: ClassVar[str] = ""
     """What a page calls it; its kind unless given."""
+
+    @property
+    def title(self) -> str:
+        return self.name or self.kind.removesuffix("-cell")
 
     @property
     @abstractmethod

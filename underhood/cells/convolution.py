@@ -67,5 +67,6 @@ class Convolution(Part):
     def scan(self, xs: Float[Array, "t c"], past: Past) -> tuple[Float[Array, "t c"], Past]:
         # Shifted copies, which the compiler fuses into one pass; a general convolution is slower at such widths.
         padded = jnp.concatenate([past, xs])
-        ys = sum(padded[j : j + len(xs)] * self.weight[None, :, j] for j in range(self.width))
+        shifted = [padded[j : j + len(xs)] * self.weight[None, :, j] for j in range(self.width)]
+        ys = sum(shifted[1:], start=shifted[0])
         return ys if self.bias is None else ys + self.bias[None], padded[len(xs) :]

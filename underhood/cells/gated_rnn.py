@@ -112,7 +112,7 @@ class GatedRNN(_AbstractGatedRNN):
     """Eq. 2 with diagonal recurrence, λ = exp(−exp(ν)) in [0, 1]."""
 
     kind: ClassVar[str] = "gated-rnn"
-    title: ClassVar[str] = "Gated RNN of Eq. 2"
+    name: ClassVar[str] = "Gated RNN of Eq. 2"
     aliases: ClassVar = {"lambda_": ("nu", nu_of)}
 
     input_gating: Gating = part("gating")
@@ -173,7 +173,7 @@ class DenseGatedRNN(_AbstractGatedRNN):
     """Eq. 2 with dense linear recurrence: h_t = A h_{t-1} + g_in(x̃_t) (Section 3.3)."""
 
     kind: ClassVar[str] = "gated-rnn-dense"
-    title: ClassVar[str] = "Gated RNN with dense recurrence"
+    name: ClassVar[str] = "Gated RNN with dense recurrence"
 
     input_gating: Gating = part("gating")
     recurrence: Float[Array, "n n"] = tensor(recurrent=True)

@@ -33,7 +33,7 @@ class GRU(AbstractModel):
     """r, z = σ(U x + V h + b), h̃ = tanh(U x + V (r ⊙ h) + b), each with its row of `u`, `v` and `b`."""
 
     kind: ClassVar[str] = "gru-cell"
-    title: ClassVar[str] = "GRU"
+    name: ClassVar[str] = "GRU"
 
     u: Float[Array, "3 n d"] = tensor()
     v: Float[Array, "3 n n"] = tensor()

@@ -42,7 +42,7 @@ class LRU(AbstractModel):
     """
 
     kind: ClassVar[str] = "lru-cell"
-    title: ClassVar[str] = "LRU"
+    name: ClassVar[str] = "LRU"
 
     nu_log: Float[Array, " n"] = tensor(recurrent=True)
     theta_log: Float[Array, " n"] = tensor(recurrent=True)

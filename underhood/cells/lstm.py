@@ -25,7 +25,7 @@ class LSTM(AbstractModel):
     """f, g, o = σ(U x + V h + b), c̃ = tanh(U x + V h + b), each with its row of `u`, `v` and `b`."""
 
     kind: ClassVar[str] = "lstm-cell"
-    title: ClassVar[str] = "LSTM"
+    name: ClassVar[str] = "LSTM"
 
     u: Float[Array, "4 n d"] = tensor()
     v: Float[Array, "4 n n"] | None = tensor(optional=True)  # none: the gates do not read h (Table 4)

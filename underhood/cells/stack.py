@@ -55,7 +55,7 @@ class Stack(AbstractModel):
 
     @property
     def title(self) -> str:
-        names = dict.fromkeys(cell.title or cell.kind.removesuffix("-cell") for cell in self.cells)
+        names = dict.fromkeys(cell.title for cell in self.cells)
         return f"{' and '.join(names)}, {self.layers} layer{'s' * (self.layers > 1)}"
 
     def _initial_state(self) -> tuple[Any, ...]:

@@ -87,8 +87,8 @@ def attention_to_mingru(source: LinearAttention, envelope: Envelope, order: int)
     scheme, error = _scheme(order, envelope)
     one = np.eye(d + 1)[-1]
     plain = np.eye(d, d + 1)
-    below = [np.pad(rows, ((0, 0), (0, 1))) for rows in (form.keys / keys[:, None], form.values)]
-    pairs, combine = _sums(*below, one, rest, scheme)
+    by_key, values = (np.pad(rows, ((0, 0), (0, 1))) for rows in (form.keys / keys[:, None], form.values))
+    pairs, combine = _sums(by_key, values, one, rest, scheme)
     first = _layer(pairs, _held(plain, one, 0), _held(one[None], one, 0), _held(plain, one, lag))
     # What the second layer reads of the first.
     sums, now, constant, late = np.split(np.eye(first.hidden), np.cumsum([len(pairs[0]), d, 1]))

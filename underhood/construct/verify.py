@@ -14,7 +14,6 @@ from underhood.cells.linear import dense
 from underhood.construct.envelope import Envelope
 from underhood.construct.forms import heads_of
 from underhood.construct.targets import ATTENTION, GATED, source_kind
-from underhood.model import AbstractModel
 
 # Steps, and neurons times steps, of a probe: beyond them the bound speaks alone, and `measured_steps` says so.
 LONGEST_PROBE, MOST_STATES = 20_000, 20_000_000
@@ -31,7 +30,7 @@ class Measured:
     probes: int
 
 
-def measure(source: Any, model: AbstractModel, envelope: Envelope, seed: int = 0) -> Measured:
+def measure(source: Any, model: Any, envelope: Envelope, seed: int = 0) -> Measured:
     """Run both on every probe, the source in extended precision: in float64 it would round as the network does."""
     worst, relative, count = 0.0, 0.0, 0
     length = min(envelope.horizon, LONGEST_PROBE, 1 + MOST_STATES // max(1, model.hidden))

@@ -58,7 +58,8 @@ def ravel(model: AbstractModel) -> Ravelled:
 
 def is_recurrent(model: AbstractModel, path: tuple[Any, ...]) -> bool:
     """Does this leaf parametrise λ? The paper decays "all parameters except the recurrent ones λ"."""
-    node, recurrent = model, False
+    node: Any = model
+    recurrent = False
     for key in path:
         if isinstance(key, jax.tree_util.GetAttrKey):
             (field,) = (field for field in dataclasses.fields(node) if field.name == key.name)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from underhood.errors import UnderhoodError
 from underhood.identify.chosen import ChosenInputs
-from underhood.identify.closed_form import DenseAttention, fit_dense, unknowns
+from underhood.identify.closed_form import MOST_ROWS, DenseAttention, fit_dense, unknowns
 from underhood.identify.compressed import compress
 from underhood.identify.factors import factored
 from underhood.identify.forms import Array
@@ -23,6 +23,7 @@ from underhood.identify.recover import Heads
 
 CHECKED = 64  # of them, to choose between candidates
 SMALL = 8  # inputs up to which the regression on d²(d + 1)/2 features is the faster way
+MOST_SEQUENCES = 2048  # for the nearest attention to what is none
 ROWS = 6  # equations for each unknown of the regression
 TOKENS = 64  # tokens for each unknown of one output of a head, where the nearest attention is sought by descent
 NOISE = (1e-10, 1e-7, 1e-5)  # levels under which decays are told from rounding
@@ -77,7 +78,7 @@ class Search:
         return self._by_regression() if self.d <= SMALL else self._by_choice()
 
     def _by_regression(self) -> Iterator[Candidate]:
-        most = max(2048, 4 * unknowns(self.d))
+        most = min(MOST_SEQUENCES, MOST_ROWS // self.chosen.length)
         fit: Sampled | None = None
         for decays in self._decays():
             need = min(most, max(CHECKED, -(-ROWS * unknowns(self.d) * len(decays) // self.chosen.length)))

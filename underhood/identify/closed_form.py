@@ -15,6 +15,9 @@ from jaxtyping import Float
 from underhood.identify.forms import Array, decayed_sums, pair_indices, pair_products
 
 MOST_ROWS = 40_000
+# Eigenvalues of the normal equations, over the largest: those up to the first are zeros, and those between the two are
+# too small to be solved with.
+ROUNDING, WORST, REFINED = 1e-13, 1e-9, 3
 DECAY_STEPS = 6
 
 
@@ -65,14 +68,23 @@ def fit_dense(xs: Float[Array, "b t d"], ys: Float[Array, "b t d_out"], decays: 
 
 
 def least_squares(rows: Float[Array, "n p"], targets: Float[Array, "n d_out"]) -> Float[Array, "p d_out"]:
-    """By QR with columns of equal size; where rows abound, every k-th does."""
-    if len(rows) > MOST_ROWS:
-        stride = -(-len(rows) // MOST_ROWS)
-        rows, targets = rows[stride - 1 :: stride], targets[stride - 1 :: stride]
+    """By the normal equations with columns of equal size, refined once and again; by QR where they would lose digits.
+
+    Ten times faster than QR where rows abound. Each refinement gains the digits that the condition number leaves.
+    """
     scale = np.linalg.norm(rows, axis=0)
     scale = np.where(scale > 0, scale, 1.0)
-    q, r = np.linalg.qr(rows / scale)
-    return np.linalg.lstsq(r, q.T @ targets, rcond=1e-12)[0] / scale[:, None]
+    rows = rows / scale
+    values, vectors = np.linalg.eigh(rows.T @ rows)
+    share = values / max(values[-1], np.finfo(float).tiny)
+    if ((share > ROUNDING) & (share < WORST)).any():
+        q, r = np.linalg.qr(rows)
+        return np.linalg.lstsq(r, q.T @ targets, rcond=1e-12)[0] / scale[:, None]
+    values, vectors = values[share >= WORST], vectors[:, share >= WORST]
+    weights = np.zeros((rows.shape[1], targets.shape[1]))
+    for _ in range(REFINED):
+        weights += vectors @ ((vectors.T @ (rows.T @ (targets - rows @ weights))) / values[:, None])
+    return weights / scale[:, None]
 
 
 def _solved(xs: Array, ys: Array, decays: tuple[float, ...]) -> DenseAttention:

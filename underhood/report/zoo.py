@@ -139,7 +139,8 @@ def _rows(entry: Entry) -> list[Row]:
     return rows
 
 
-COLUMNS = (("layers", 0.50), ("gated RNN", 0.68), ("state", 0.86))  # where the table's columns are centred
+# Where the columns of the table are centred.
+COLUMNS = (("layers for\nattention", 0.46), ("layers for a\ngated RNN", 0.68), ("numbers in\nthe state", 0.88))
 
 
 def draw(entries: list[Entry]) -> Figure:

@@ -1,0 +1,89 @@
+"""probe as a user types it: sizes, mistakes, own inputs, and what the function is instead."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from underhood.cli import main
+
+SOURCE = """
+import sys
+import numpy as np
+
+def attention(xs):
+    return np.tril(xs @ xs.T) @ xs
+
+def shifted(xs):
+    return attention(xs) + 1.0
+
+def on_positive(xs):
+    return attention(np.abs(xs))
+
+def leaves(xs):
+    sys.exit(0)
+
+class Network:
+    def __call__(self, xs):
+        return attention(xs)
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "probed_by_hand.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "probed_by_hand", raising=False)
+
+
+def _probe(*arguments: str) -> int:
+    return main(["probe", *arguments])
+
+
+def test_a_no_is_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _probe("probed_by_hand:shifted", "--d", "2", "--json") == 1
+    (first, *_) = json.loads(capsys.readouterr().out)["diagnosis"]
+    assert (first["what"], round(first["r2"], 6)) == ("constant-output", 1.0)
+    assert first["remedy"]
+    assert _probe("probed_by_hand:shifted", "--d", "2") == 1
+    assert "constant-output: attention plus a constant output (R² = 1)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("probed_by_hand:attention", "--d", "1000000"), "not enough memory for 512 sequences of 32 steps"),
+        (("probed_by_hand:attention", "--d", "2", "--length", "1000000000"), "not enough memory"),
+        (("probed_by_hand:attention", "--d", "2", "--length", "1"), "expected length of 3 or more; got 1"),
+        (("probed_by_hand:attention", "--d", "2", "--seed", "-1"), "expected a seed of 0 or more"),
+        (("probed_by_hand:attention",), "cannot tell the input size"),
+        (("probed_by_hand:leaves", "--d", "2"), "SystemExit: 0"),
+        (("probed_by_hand:Network", "--d", "2"), "not the class Network"),
+        (("probed_by_hand:attention", "--inputs", "none.npy"), "none.npy"),
+        (("probed_by_hand:attention", "--inputs", "probed_by_hand.py"), "cannot read numbers from"),
+        (("probed_by_hand:attention", "--inputs", "flat.npy"), "expected two or more sequences"),
+        (("probed_by_hand:attention", "--inputs", "flat.npy", "--task", "teacher-student"), "not both"),
+        (("probed_by_hand:attention", "--task", "no-such-task"), "no-such-task"),
+    ],
+)
+def test_one_line_for_each_mistake(arguments: tuple[str, ...], message: str, capsys) -> None:
+    np.save("flat.npy", np.ones((5, 2)))
+    assert _probe(*arguments) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("underhood: ") and message in line
+
+
+def test_inputs_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Attention on positive inputs only: no in general, yes on these."""
+    np.save("xs.npy", np.abs(np.random.default_rng(0).standard_normal((128, 10, 2))))
+    assert _probe("probed_by_hand:on_positive", "--inputs", "xs.npy", "--json") == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["r2_on_inputs"] == pytest.approx(1.0, abs=1e-9) and printed["r2"] < 0.9
+
+
+def test_inputs_of_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _probe("probed_by_hand:attention", "--task", "linear-regression") == 0
+    assert "R² on your inputs" in capsys.readouterr().out
