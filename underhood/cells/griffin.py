@@ -150,7 +150,9 @@ class Griffin(AbstractModel):
         before, branch = self._projected(xs)
         u, past = self.conv_1d.scan(before, past)
         a, gated, scale = self._gated(u)
-        states = selective_scan(a, gated * scale.at[0].set(1 + seen * (scale[0] - 1)), h)
+        is_first = (jnp.arange(len(xs)) == 0)[:, None]
+        scale = jnp.where(is_first, 1 + seen * (scale - 1), scale)
+        states = selective_scan(a, gated * scale, h)
         return self.linear_out(branch * states), (past, states[-1], jnp.ones_like(seen))
 
 
