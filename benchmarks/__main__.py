@@ -17,6 +17,7 @@ SUITES = (
     "decays",
     "sweep",
     "install",
+    "layers",
 )
 
 
