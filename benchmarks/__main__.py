@@ -18,6 +18,7 @@ SUITES = (
     "decays",
     "sweep",
     "install",
+    "layers",
 )
 
 

@@ -221,5 +221,5 @@ def test_what_is_no_file_of_tensors_is_refused(tmp_path):
     with pytest.raises(uh.UnderhoodError, match="expected a state dict in"):
         import_model(tmp_path / "w", "lstm")
     torch.save({"epoch": 3}, tmp_path / "w")
-    with pytest.raises(uh.UnderhoodError, match="other things: epoch"):
+    with pytest.raises(uh.UnderhoodError, match="got entries epoch"):
         import_model(tmp_path / "w", "lstm")

@@ -142,8 +142,12 @@ class Griffin(AbstractModel):
         return jnp.exp(log_a), opened * u, _root(-jnp.expm1(2 * log_a))
 
     def _step(self, state: GriffinState, x: Float[Array, " d"]) -> tuple[GriffinState, Float[Array, " d_o"]]:
-        ys, state = self._scan(x[None], state)
-        return state, ys[0]
+        past, h, seen = state
+        before, branch = self._projected(x[None])
+        past, u = self.conv_1d.step(past, before[0])
+        a, gated, scale = self._gated(u[None])
+        h = a[0] * h + gated[0] * (1 + seen * (scale[0] - 1))
+        return (past, h, jnp.ones_like(seen)), self.linear_out(branch[0] * h)
 
     def _scan(self, xs: Float[Array, "t d"], state: GriffinState) -> tuple[Float[Array, "t d_o"], GriffinState]:
         past, h, seen = state
