@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.measure import store
+from benchmarks.measure import RESULTS, store
 
+OUT = RESULTS / "sizes.json"
 LARGE = 16  # exponents are fitted from this d on
 
 Prepared = Callable[[], dict[str, Any]]
@@ -132,14 +133,17 @@ def main(arguments: list[str]) -> None:
         name, d, heads = arguments[1:]
         print(json.dumps(_one(name, int(d), int(heads))))
         return
-    rows, growth = [], {}
+    kept = json.loads(OUT.read_text()) if OUT.exists() else {"rows": [], "exponents": {}}
     for name in arguments or MEASURES:
+        rows = []
         for d, heads in MEASURES[name].sizes:
             rows.append(measured(name, d, heads))
             print({key: rows[-1][key] for key in ("name", "d", "seconds", "gigabytes", "error", "met")}, flush=True)
-        growth[name] = exponents(row for row in rows if row["name"] == name)
-        print(name, growth[name], flush=True)
-    store("sizes", rows, {"exponents": growth})
+        # One command's sizes at a time: an interrupted run keeps what it has, and what was measured before stays.
+        kept["rows"] = [row for row in kept["rows"] if row["name"] != name] + rows
+        kept["exponents"][name] = exponents(rows)
+        print(name, kept["exponents"][name], flush=True)
+        store("sizes", kept["rows"], {"exponents": kept["exponents"]})
 
 
 if __name__ == "__main__":
