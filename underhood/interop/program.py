@@ -149,14 +149,15 @@ def trace(model: AbstractModel) -> Program:
     """`model._step` as a program; its weights are inputs, by the names that files have."""
     leaves, treedef = jax.tree.flatten(model)
     with precision_of(model):
-        state = model._initial_state()
+        state = jax.eval_shape(model._initial_state)
 
         def step(leaves: list[Any], state: Any, x: Any) -> Any:
             network = jax.tree.unflatten(treedef, leaves)
             following, y = network._step(state, x)
             return following, y, shown_by(network, following, x)
 
-        closed, out = jax.make_jaxpr(step, return_shape=True)(leaves, state, jnp.zeros(model.d, model.dtype))
+        x = jax.ShapeDtypeStruct((model.d,), model.dtype)
+        closed, out = jax.make_jaxpr(step, return_shape=True)(leaves, state, x)
     builder = _Builder()
     given = builder.bind(closed.jaxpr.invars)
     outputs = builder.inline(closed.jaxpr, closed.consts, given)
