@@ -158,15 +158,16 @@ def levenberg_case(files: dict[str, bytes], random: Random, folder: Path, harm: 
 
 def readers() -> dict[str, tuple[float, Prepare]]:
     """name → (share of the inputs, how one is prepared)."""
-    models = in_processes([healthy.model_files, _foreign], 2)
+    # In children: here, a network or a task would start jax's threads, and what is forked later would hang.
+    sound = [healthy.model_files, _foreign, partial(healthy.results_of, healthy.SPEC)]
+    models, foreign, results = in_processes(sound, 2)
     with tempfile.TemporaryDirectory() as temporary:
         run = healthy.run_folder(Path(temporary, "run"))
         second = healthy.run_folder(Path(temporary, "second"), healthy.LEVENBERG)
     text = json.dumps(healthy.SPEC)
-    results = healthy.results_of(healthy.SPEC)
     return {
-        "model files (safetensors)": (0.33, partial(model_case, models[0])),
-        "weights of torch and numpy (.pt, .npz, safetensors)": (0.27, partial(foreign_case, models[1])),
+        "model files (safetensors)": (0.33, partial(model_case, models)),
+        "weights of torch and numpy (.pt, .npz, safetensors)": (0.27, partial(foreign_case, foreign)),
         "sweep specifications (JSON)": (0.15, partial(spec_case, text)),
         "sweep results (JSON lines)": (0.1, partial(store_case, healthy.SPEC, results)),
         "run folders (log, settings, checkpoints)": (0.1, partial(run_case, run, False)),
