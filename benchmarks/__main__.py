@@ -13,10 +13,12 @@ SUITES = (
     "levenberg",
     "compiler",
     "decompiler",
+    "sizes",
     "table1",
     "decays",
     "sweep",
     "install",
+    "layers",
 )
 
 

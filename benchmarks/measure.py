@@ -19,23 +19,26 @@ RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
 
 
 def best_seconds(
-    candidates: Mapping[str, tuple[Callable[[], Any], int]], rounds: int = 20, at_least: float = 0.05
+    candidates: Mapping[str, tuple[Callable[[], Any], int]],
+    rounds: int = 20,
+    at_least: float = 0.05,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Seconds a step. A candidate is a function and how many steps one call of it takes."""
     repeats = {}
     for name, (call, _) in candidates.items():
         call()  # compiles
-        begun = time.perf_counter()
+        begun = clock()
         call()
-        repeats[name] = max(1, round(at_least / max(time.perf_counter() - begun, 1e-9)))
+        repeats[name] = max(1, round(at_least / max(clock() - begun, 1e-9)))
     best = dict.fromkeys(candidates, float("inf"))
     for _ in range(rounds):
         for name, (call, steps) in candidates.items():
             time.sleep(PAUSE)
-            begun = time.perf_counter()
+            begun = clock()
             for _ in range(repeats[name]):
                 call()
-            best[name] = min(best[name], (time.perf_counter() - begun) / (repeats[name] * steps))
+            best[name] = min(best[name], (clock() - begun) / (repeats[name] * steps))
     return best
 
 

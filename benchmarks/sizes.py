@@ -2,7 +2,8 @@
 
 python -m benchmarks.sizes [decompile compile]
 
-Every size is measured in a process of its own, whose peak memory is that of the size, without the time to import. The
+Every size is measured in a process of its own, whose peak memory is that of the size, without the time to import. On a
+machine that others use, too, the clock says little: seconds are the lesser of the clock's and the processor's. The
 exponents are slopes of log(seconds) and log(bytes) over log(d), for sizes from 16 on; of memory, what the process had
 before is taken off.
 """
@@ -20,8 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.measure import store
+from benchmarks.measure import RESULTS, store
 
+OUT = RESULTS / "sizes.json"
 LARGE = 16  # exponents are fitted from this d on
 
 Prepared = Callable[[], dict[str, Any]]
@@ -108,8 +110,9 @@ def _one(name: str, d: int, heads: int) -> dict[str, Any]:
     before = _peak()
     wall, processor = time.perf_counter(), time.process_time()
     answer = run()
-    seconds = {"seconds": time.perf_counter() - wall, "processor_seconds": time.process_time() - processor}
-    return {**seconds, "gigabytes": _peak(), "gigabytes_before": before, **answer}
+    clock, processor = time.perf_counter() - wall, time.process_time() - processor
+    times = {"seconds": min(clock, processor), "clock_seconds": clock, "processor_seconds": processor}
+    return {**times, "gigabytes": _peak(), "gigabytes_before": before, **answer}
 
 
 def _peak() -> float:
@@ -130,14 +133,17 @@ def main(arguments: list[str]) -> None:
         name, d, heads = arguments[1:]
         print(json.dumps(_one(name, int(d), int(heads))))
         return
-    rows, growth = [], {}
+    kept = json.loads(OUT.read_text()) if OUT.exists() else {"rows": [], "exponents": {}}
     for name in arguments or MEASURES:
+        rows = []
         for d, heads in MEASURES[name].sizes:
             rows.append(measured(name, d, heads))
             print({key: rows[-1][key] for key in ("name", "d", "seconds", "gigabytes", "error", "met")}, flush=True)
-        growth[name] = exponents(row for row in rows if row["name"] == name)
-        print(name, growth[name], flush=True)
-    store("sizes", rows, {"exponents": growth})
+        # One command's sizes at a time: an interrupted run keeps what it has, and what was measured before stays.
+        kept["rows"] = [row for row in kept["rows"] if row["name"] != name] + rows
+        kept["exponents"][name] = exponents(rows)
+        print(name, kept["exponents"][name], flush=True)
+        store("sizes", kept["rows"], {"exponents": kept["exponents"]})
 
 
 if __name__ == "__main__":

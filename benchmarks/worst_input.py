@@ -11,8 +11,7 @@ import numpy as np
 import underhood as uh
 from underhood.cells.linear import dense
 from underhood.identify.forms import read
-from underhood.identify.recover import head_tensor
-from underhood.identify.temporal import attention_outputs
+from underhood.identify.recover import Heads, head_outputs, head_tensor
 
 SEARCH_D, SEARCH_HIDDEN, SEARCH_ROWS = 6, 160, 240  # padded with zeros, so that jax compiles the search once
 
@@ -62,10 +61,11 @@ def worst_error(
     network: uh.GatedRNN, attention: uh.LinearAttention, bound: float, horizon: int, random: np.random.Generator
 ) -> float:
     """The largest |y_network − y_attention| that random search and gradient ascent on the inputs find."""
-    d, reading, tensor = network.d, read(network), tensor_of(attention)[None]
+    d, reading = network.d, read(network)
+    heads = [Heads(np.asarray(attention.w_value, np.float64), attention.key_query, 0.0)]
 
     def gaps(xs: np.ndarray) -> np.ndarray:  # in NumPy; jax would compile each network anew
-        return np.abs(reading(xs) - attention_outputs(tensor, (1.0,), xs)).max(axis=(1, 2))
+        return np.abs(reading(xs) - head_outputs(heads, (1.0,), xs)).max(axis=(1, 2))
 
     corners = bound * random.choice([-1.0, 1.0], (48, horizon, d))
     repeated = np.repeat(bound * random.choice([-1.0, 1.0], (48, 1, d)), horizon, axis=1)

@@ -13,7 +13,7 @@ import pytest
 
 from underhood.cli import main
 from underhood.data.task import TASKS
-from underhood.model import ARCHITECTURES
+from underhood.model import ARCHITECTURES, KINDS
 from underhood.report.artifact import ARTIFACTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +52,7 @@ def run(language, code, names):
 @pytest.fixture
 def registries():
     """What a block registers is gone after it."""
-    kept = [registry._things for registry in (ARCHITECTURES, TASKS, ARTIFACTS)]
+    kept = [registry._things for registry in (ARCHITECTURES, KINDS, TASKS, ARTIFACTS)]
     before = [dict(things) for things in kept]
     yield
     for things, then in zip(kept, before, strict=True):
@@ -80,7 +80,7 @@ def test_pages_run_from_top_to_bottom(name, tmp_path, monkeypatch, registries):
 def test_no_block_escapes(page):
     """A fence without a language would not be run: text says that there is nothing to run."""
     for language, code in fences(page):
-        assert language in ("python", "sh", "json", "text", "{toctree}"), language
+        assert language in ("python", "sh", "json", "text", "toml", "{toctree}"), language
         if language == "json":
             json.loads(code)
     assert page.read_text().count("```") == 2 * len(fences(page))
@@ -152,7 +152,7 @@ def test_the_documentation_builds_and_asks_for_nothing(tmp_path):
         assert not [one for pair in loaded for one in pair if re.match(r"(https?:)?//", one)], page
     commands = (tmp_path / "html" / "reference" / "commands.html").read_text()
     assert "underhood explore" in commands
-    assert "Longest sequence that the bound holds for" in commands
+    assert "Longest sequence that the error bound holds for" in commands
     assert "error_bound" in (tmp_path / "html" / "reference" / "python.html").read_text()
 
 

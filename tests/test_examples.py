@@ -26,6 +26,7 @@ def test_a_gated_rnn_in_onnxruntime(capsys):
     assert capsys.readouterr().out.count("\n") == 4
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # inside torch, at its first jacfwd
 def test_a_torch_trained_network_decompiled(capsys):
     space = example("decompile_a_torch_network.py")
     try:

@@ -29,7 +29,8 @@ def clone(tmp_path):
     for name, script in {"underhood": UNDERHOOD, "python": "#!/bin/sh\necho filled > README.md\n"}.items():
         (programs / name).write_text(script)
         (programs / name).chmod(0o755)
-    (tmp_path / ".venv" / ".installed").touch()
+    for stamp in (".installed", ".installed-dev"):
+        (tmp_path / ".venv" / stamp).touch()
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", ".")
     git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "all")

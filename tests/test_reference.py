@@ -68,7 +68,8 @@ def test_every_architecture_and_kind_is_listed(reference):
 
 
 def test_the_answer_is_no_explains_every_diagnosis():
-    diagnosis = pytest.importorskip("underhood.identify.diagnosis")
+    from underhood.identify import diagnosis
+
     page = (ROOT / "docs" / "not-attention.md").read_text()
     assert re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE).count("softmax") == 1
-    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == set(diagnosis.MEANINGS)
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) - {"what"} == set(diagnosis.MEANINGS)

@@ -71,7 +71,17 @@ def outcome(python: str, end: str, pins: list[str]) -> str:
         interpreter = environment(python, end, pins if end == "lowest" else [])
     except subprocess.CalledProcessError:
         return "failed: the dependencies cannot be installed"
-    tests = [interpreter, "-m", "pytest", "-n", "2", "-m", "not slow", "-k", "not gradients"]
+    tests = [
+        interpreter,
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "-m",
+        "not slow",
+        "-k",
+        "not gradients and not perturbed and not 1000",
+    ]
     tests += [f"tests/{one}" for one in FAST]
     if end == "lowest":  # an old matplotlib calls a new pyparsing by its old names
         tests += ["-W", "ignore::DeprecationWarning"]

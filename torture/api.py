@@ -1,8 +1,9 @@
 """API: calls of the public functions with one argument that is wrong. A line that says so, or an answer that is right.
 
 A sound call is changed in one place, by something that a person gives by mistake: None, a word, a class in place of an
-instance, a batch in place of a sequence, NaN. It survives if it raises `TypeError` or `ValueError`, of which
-`UnderhoodError` is one, in one line, or returns something whose numbers are finite. What is given stays as it was.
+instance, a batch in place of a sequence, NaN. It survives if it raises `TypeError`, `OverflowError` or
+`ValueError`, of which `UnderhoodError` is one, in one line, or returns something whose numbers are finite. What is
+given stays as it was.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def judged(call: Callable[[], Any]) -> str | None:
         warnings.simplefilter("always")
         try:
             answer = call()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             return None if str(error).strip() and "\n" not in str(error) else f"not in one line: {str(error)[:200]!r}"
         except BaseException as error:
             where = traceback.extract_tb(error.__traceback__)[-1]

@@ -26,6 +26,8 @@ TARGETS = ("gated-rnn", "gated-rnn-compact", "gated-rnn-minimal", "lru", "lru-in
 
 def sources() -> dict[str, Any]:
     """Attentions that are hard to compute with, by name."""
+    import jax
+
     import underhood as uh
 
     def attention(scale: float = 1.0, d: int = 2, seed: int = 0, **more: Any) -> Any:
@@ -67,8 +69,9 @@ def sources() -> dict[str, Any]:
             np.concatenate([one.w_value, -np.asarray(one.w_value)]),
             *(np.repeat(w, 2, 0) for w in (one.w_key, one.w_query)),
         ),
-        "no number": uh.LinearAttention(*np.full((3, 2, 2), np.nan)),
-        "infinite": uh.LinearAttention(*np.full((3, 2, 2), np.inf)),
+        # The constructor refuses these; a transformation of jax's can still make them.
+        "no number": jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), attention()),
+        "infinite": jax.tree.map(lambda leaf: np.full_like(leaf, np.inf), attention()),
         "5 × 1 values": attention(d_value=5, d_key=1),
     }
 

@@ -20,7 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.errors import UnderhoodError
+from underhood.errors import NotFinite, UnderhoodError
+
+DType = np.dtype | type | str  # np.float64, "float32", jnp.float32
 
 
 def as_weight(value: Any) -> Any:
@@ -81,9 +83,7 @@ def require_finite(name: str, value: Any) -> None:
     array = np.asarray(value)
     if not np.all(np.isfinite(array)):
         bad = int(np.size(array) - np.count_nonzero(np.isfinite(array)))
-        raise UnderhoodError(
-            f"weights are finite numbers; {name} is not", f"{bad} NaN or infinite of {array.size} entries"
-        )
+        raise NotFinite(f"expected finite weights in {name}", f"{bad} NaN or infinite of {array.size}")
 
 
 ANY = -1  # any size, none included: a network compiled from the zero attention has no neurons

@@ -37,6 +37,10 @@ class UnderhoodError(ValueError):
         return {"error": str(self), "rule": self.rule, "got": self.got, "remedy": self.remedy}
 
 
+class NotFinite(UnderhoodError):
+    """NaN or infinite numbers where weights belong."""
+
+
 class NotConstructible(UnderhoodError):
     """A refusal is data: `target` with `layers` layers cannot hold the source, for `reason`, after `source`."""
 

@@ -57,6 +57,7 @@ def _free_of_container() -> float:
 
 
 def _readable(size: int | float) -> str:
+    size = min(size, 10**300)  # beyond it, a whole number is no float
     units = ("bytes", "kB", "MB", "GB", "TB", "PB")
     thousands = min(int(math.log(max(size, 1), 1000)), len(units) - 1)
     return f"{size / 1000**thousands:.3g} {units[thousands]}"

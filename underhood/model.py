@@ -11,14 +11,15 @@ import dataclasses
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
 import jax
+import jax.core
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import as_input, as_sequence, as_weight, dtype_of, like_input, precision_of, require_finite
+from underhood.arrays import DType, as_input, as_sequence, as_weight, dtype_of, like_input, precision_of, require_finite
 from underhood.errors import UnderhoodError
 from underhood.registry import Registry
 
@@ -45,7 +46,20 @@ def part(kind: str, *, optional: bool = False, **options: Any) -> Any:
     return eqx.field(metadata=metadata, **options)
 
 
-class Part(eqx.Module):
+if TYPE_CHECKING:
+
+    class _Module:
+        """eqx.Module for the type checker: its fields convert what they are given, so that a constructor takes any."""
+
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+        def __init__(self, *arguments: Any, **fields: Any) -> None: ...
+
+else:
+    _Module = eqx.Module
+
+
+class Part(_Module):
     """Weights with a kind: what can be saved, loaded and pickled in the dtype that it has."""
 
     kind: ClassVar[str]
@@ -80,8 +94,12 @@ class AbstractModel(Part):
     torch, ONNX and the explorer run `_step`, so that it is best made of real arithmetic.
     """
 
-    title: ClassVar[str] = ""
+    name: ClassVar[str] = ""
     """What a page calls it; its kind unless given."""
+
+    @property
+    def title(self) -> str:
+        return self.name or self.kind.removesuffix("-cell")
 
     @property
     @abstractmethod
@@ -164,7 +182,7 @@ def _jitted(method: Callable[..., Any], model: AbstractModel, *arguments: Any) -
     return method(model, *arguments)
 
 
-def as_dtype(model: Any, dtype: Any) -> Any:
+def as_dtype(model: Any, dtype: DType) -> Any:
     """The same model with its weights in another precision."""
     with jax.enable_x64(True):
         return jax.tree.map(
@@ -222,7 +240,7 @@ def make_model(
     layers: int = 1,
     pre_readout: int | None = None,
     seed: int = 0,
-    dtype: Any = np.float32,
+    dtype: DType = np.float32,
 ) -> AbstractModel:
     """A randomly initialised model of the registry: `make_model("lstm", 4, hidden=64)`."""
     chosen = ARCHITECTURES[name]

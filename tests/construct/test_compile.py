@@ -231,7 +231,7 @@ def test_bad_settings_are_refused(wrong, says):
 def test_bad_sources_are_refused():
     with pytest.raises(uh.UnderhoodError, match="linear attention or a diagonal gated RNN"):
         uh.compile(uh.make_model("lstm", 2, hidden=3), to="gru")  # pyright: ignore
-    with pytest.raises(uh.UnderhoodError, match="w_key is not"):
+    with pytest.raises(uh.UnderhoodError, match="finite weights in w_key"):
         uh.compile(uh.LinearAttention(np.eye(2), np.full((2, 2), np.nan), np.eye(2)))
 
 

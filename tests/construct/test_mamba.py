@@ -57,7 +57,7 @@ def test_a_convolution_that_is_not_off_is_noticed():
 def test_the_public_module_computes_it_in_float32(source):
     compiled = uh.compile(source, to="mamba", horizon=200, dtype="float32")
     module = to_module(compiled.model)
-    for sequences in probes(source, Envelope(4.0, 200, np.dtype(np.float32))):
+    for sequences in probes(source, Envelope(4.0, 200, np.dtype(np.float32)), 200):
         for xs in sequences:
             with torch.no_grad():
                 ys = module(torch.from_numpy(xs.astype(np.float32))).numpy()

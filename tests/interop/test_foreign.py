@@ -67,9 +67,9 @@ def test_an_onnx_file_is_probed(tmp_path, capsys):
 
 
 def test_what_cannot_be_read_is_refused(tmp_path):
-    with pytest.raises(uh.UnderhoodError, match="input size can be read off"):
+    with pytest.raises(uh.UnderhoodError, match="cannot tell the input size"):
         uh.decompile(torch.nn.Tanh())
-    with pytest.raises(uh.UnderhoodError, match="probe needs the input size"):
+    with pytest.raises(uh.UnderhoodError, match="cannot tell the input size"):
         uh.probe(lambda xs: xs)
     with pytest.raises(uh.UnderhoodError, match="file exists"):
         uh.probe(tmp_path / "none.onnx", d=2)

@@ -160,9 +160,9 @@ def test_broken_files_are_refused_at_every_length(tmp_path):
 
 def test_save_refuses_what_it_could_not_load(tmp_path):
     bad = jax.tree.map(lambda leaf: np.asarray(leaf) * np.inf, uh.random_attention(2))  # no constructor was asked
-    with pytest.raises(uh.UnderhoodError, match="w_value is not"):
+    with pytest.raises(uh.UnderhoodError, match="finite weights in w_value"):
         uh.save(bad, tmp_path / "a")
-    with pytest.raises(uh.UnderhoodError, match="w_value is not"):
+    with pytest.raises(uh.UnderhoodError, match="finite weights in w_value"):
         uh.LinearAttention(*np.full((3, 2, 2), np.nan))
     with pytest.raises(uh.UnderhoodError, match="a model of underhood"):
         uh.save({"w": np.ones(3)}, tmp_path / "a")

@@ -7,14 +7,14 @@ there is no decay, and it is DeltaNet.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm, l2_normalised
@@ -78,7 +78,7 @@ class GatedDeltaNet(AbstractMemoryCell):
 
     @classmethod
     def random(
-        cls, *, d: int, heads: int, d_key: int, d_value: int, key: Array, dtype: Any = jnp.float32
+        cls, *, d: int, heads: int, d_key: int, d_value: int, key: Array, dtype: DType = jnp.float32
     ) -> GatedDeltaNet:
         """As transformers draws it: e^A uniform on (0, 16), dt_bias 1."""
         keys = jax.random.split(key, 5)
@@ -124,7 +124,7 @@ class GatedDeltaNet(AbstractMemoryCell):
 
 
 @register_stack("gated-deltanet", label="Gated DeltaNet", colour="#b8860b")
-def _gated_deltanet(inputs: int, hidden: int, key: Array, dtype: Any) -> GatedDeltaNet:
+def _gated_deltanet(inputs: int, hidden: int, key: Array, dtype: DType) -> GatedDeltaNet:
     heads = heads_of_width(hidden)
     size = hidden // heads
     return GatedDeltaNet.random(d=inputs, heads=heads, d_key=size, d_value=size, key=key, dtype=dtype)

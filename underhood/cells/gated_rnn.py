@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import ANY, precision_of, require_shape
+from underhood.arrays import ANY, DType, precision_of, require_shape
 from underhood.cells.linear import Matrix, apply, lecun_normal
 from underhood.cells.scan import diagonal_scan
 from underhood.errors import UnderhoodError
@@ -57,7 +57,7 @@ class Gating(Part):
         return m, x, m * x
 
     @classmethod
-    def random(cls, inputs: int, neurons: int, *, key: Array, dtype: Any) -> Gating:
+    def random(cls, inputs: int, neurons: int, *, key: Array, dtype: DType) -> Gating:
         key_m, key_x = jax.random.split(key)
         return cls(lecun_normal(key_m, (neurons, inputs), dtype), lecun_normal(key_x, (neurons, inputs), dtype))
 
@@ -112,7 +112,7 @@ class GatedRNN(_AbstractGatedRNN):
     """Eq. 2 with diagonal recurrence, λ = exp(−exp(ν)) in [0, 1]."""
 
     kind: ClassVar[str] = "gated-rnn"
-    title: ClassVar[str] = "Gated RNN of Eq. 2"
+    name: ClassVar[str] = "Gated RNN of Eq. 2"
     aliases: ClassVar = {"lambda_": ("nu", nu_of)}
 
     input_gating: Gating = part("gating")
@@ -143,7 +143,7 @@ class GatedRNN(_AbstractGatedRNN):
         key: Array,
         pre_readout: int | None = None,
         d_out: int | None = None,
-        dtype: Any = jnp.float32,
+        dtype: DType = jnp.float32,
     ) -> GatedRNN:
         """Normal weights of variance 1/inputs; λ uniform on (0, 1) (docs/fidelity.md)."""
         pre_readout, d_out = pre_readout or hidden, d_out or d
@@ -173,7 +173,7 @@ class DenseGatedRNN(_AbstractGatedRNN):
     """Eq. 2 with dense linear recurrence: h_t = A h_{t-1} + g_in(x̃_t) (Section 3.3)."""
 
     kind: ClassVar[str] = "gated-rnn-dense"
-    title: ClassVar[str] = "Gated RNN with dense recurrence"
+    name: ClassVar[str] = "Gated RNN with dense recurrence"
 
     input_gating: Gating = part("gating")
     recurrence: Float[Array, "n n"] = tensor(recurrent=True)

@@ -7,14 +7,14 @@ rotation.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm, require_positive
 from underhood.cells.projection import LowRank, Projection
@@ -62,7 +62,7 @@ class GLA(AbstractMemoryCell):
         return self.o_proj.rows
 
     @classmethod
-    def random(cls, *, d: int, heads: int, d_key: int, d_value: int, key: Array, dtype: Any = jnp.float32) -> GLA:
+    def random(cls, *, d: int, heads: int, d_key: int, d_value: int, key: Array, dtype: DType = jnp.float32) -> GLA:
         """Normal weights, no bias of the gate: α = 2^{-1/16} on average."""
         keys = jax.random.split(key, 6)
         rows = {"q_proj": heads * d_key, "k_proj": heads * d_key, "v_proj": heads * d_value, "g_proj": heads * d_value}
@@ -94,7 +94,7 @@ class GLA(AbstractMemoryCell):
 
 
 @register_stack("gla", label="GLA", colour="#aa4499")
-def _gla(inputs: int, hidden: int, key: Array, dtype: Any) -> GLA:
+def _gla(inputs: int, hidden: int, key: Array, dtype: DType) -> GLA:
     heads = heads_of_width(hidden)
     size = hidden // heads
     return GLA.random(d=inputs, heads=heads, d_key=size, d_value=size, key=key, dtype=dtype)

@@ -9,14 +9,14 @@ remembers whether there was one. De et al., "Griffin: Mixing Gated Linear Recurr
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution
 from underhood.cells.linear import Linear, lecun_normal
 from underhood.cells.selective import selective_scan
@@ -28,7 +28,8 @@ DECAY = 8.0  # the paper's c
 STEEPEST = 1000.0  # slope of the square root, which has none at a = 1, where training would divide by zero
 
 Activation = Literal["gelu_pytorch_tanh", "gelu"]
-GriffinState = tuple[Float[Array, "past n"], Float[Array, " n"], Float[Array, ""]]  # …, h, 1 after the first input
+# The convolution's past, h, and 1 after the first input.
+GriffinState = tuple[Float[Array, "past n"], Float[Array, " n"], Float[Array, ""]]
 
 
 class BlockGate(Part):
@@ -46,13 +47,16 @@ class BlockGate(Part):
         require_shape("bias", self.bias, (blocks, width), "(blocks, width)")
 
     @classmethod
-    def random(cls, blocks: int, width: int, *, key: Array, dtype: Any) -> BlockGate:
+    def random(cls, blocks: int, width: int, *, key: Array, dtype: DType) -> BlockGate:
         return cls(lecun_normal(key, (blocks, width, width), dtype), jnp.zeros((blocks, width), dtype))
 
-    def __call__(self, u: Float[Array, "*t n"]) -> Float[Array, "*t n"]:
-        split = u.reshape(*u.shape[:-1], *self.bias.shape)
-        gates = jnp.einsum("...bi,bij->...bj", split, self.weight) + jax.lax.expand_dims(self.bias, range(u.ndim - 1))
-        return jax.nn.sigmoid(gates).reshape(u.shape)
+
+def block_gates(u: Float[Array, "t n"], *gates: BlockGate) -> list[Float[Array, "t n"]]:
+    """The values of several gates with the same blocks, out of one product."""
+    blocks = u.reshape(len(u), *gates[0].bias.shape).swapaxes(0, 1)
+    weight, bias = jnp.concatenate([gate.weight for gate in gates], 2), jnp.concatenate([g.bias for g in gates], 1)
+    values = jax.nn.sigmoid(blocks @ weight + bias[:, None])  # (blocks, t, gates × width)
+    return [value.swapaxes(0, 1).reshape(u.shape) for value in jnp.split(values, len(gates), axis=2)]
 
 
 class Griffin(AbstractModel):
@@ -77,10 +81,10 @@ class Griffin(AbstractModel):
         for name in ("linear_x", "linear_y"):
             require_shape(f"{name}.weight", getattr(self, name).weight, (channels, self.d), "(channels, inputs)")
         require_shape("conv_1d.weight", self.conv_1d.weight, (channels, None), "(channels, width)")
-        for name in ("input_gate", "recurrent_gate"):
-            blocks = getattr(self, name).bias.shape[0]
-            width = channels // blocks if channels % blocks == 0 else None
-            require_shape(f"{name}.bias", getattr(self, name).bias, (blocks, width), "(blocks, channels / blocks)")
+        blocks, width = self.input_gate.bias.shape
+        if blocks * width != channels:
+            raise UnderhoodError(f"expected blocks of {channels} channels together", f"{blocks} of {width}")
+        require_shape("recurrent_gate.bias", self.recurrent_gate.bias, (blocks, width), "as input_gate has")
         require_shape("linear_out.weight", self.linear_out.weight, (None, channels), "(outputs, channels)")
 
     @property
@@ -97,7 +101,15 @@ class Griffin(AbstractModel):
 
     @classmethod
     def random(
-        cls, *, d: int, channels: int, d_out: int, blocks: int = 1, width: int = 4, key: Array, dtype: Any = jnp.float32
+        cls,
+        *,
+        d: int,
+        channels: int,
+        d_out: int,
+        blocks: int = 1,
+        width: int = 4,
+        key: Array,
+        dtype: DType = jnp.float32,
     ) -> Griffin:
         """|a|² uniform from 0.81 to 0.998 where r = 1/8, as the public module has it; all else of unit gain."""
         keys = jax.random.split(key, 7)
@@ -116,28 +128,40 @@ class Griffin(AbstractModel):
     def _initial_state(self) -> GriffinState:
         return self.conv_1d.initial_past(), jnp.zeros(self.hidden, self.dtype), jnp.zeros((), self.dtype)
 
-    def _gated(self, u: Float[Array, "*t n"]) -> tuple[Float[Array, "*t n"], Float[Array, "*t n"], Array]:
-        """a, i ⊙ u, and √(1 − a²), which does not cancel where a is near 1."""
-        rates = jax.lax.expand_dims(-DECAY * jax.nn.softplus(self.recurrent_param), range(u.ndim - 1))
-        log_a = rates * self.recurrent_gate(u)
-        return jnp.exp(log_a), self.input_gate(u) * u, _root(-jnp.expm1(2 * log_a))
+    def _projected(self, x: Float[Array, "t d"]) -> tuple[Float[Array, "t n"], Float[Array, "t n"]]:
+        """What the convolution reads, and the branch; one product for both."""
+        weight, bias = (jnp.concatenate(pair) for pair in zip(*map(_pair, (self.linear_x, self.linear_y)), strict=True))
+        both = x @ weight.T + bias[None]
+        branch = jax.nn.gelu(both[:, self.hidden :], approximate=self.activation != "gelu")
+        return both[:, : self.hidden], branch
 
-    def _output(self, x: Float[Array, "*t d"], h: Float[Array, "*t n"]) -> Float[Array, "*t d_o"]:
-        return self.linear_out(jax.nn.gelu(self.linear_y(x), approximate=self.activation != "gelu") * h)
+    def _gated(self, u: Float[Array, "t n"]) -> tuple[Float[Array, "t n"], Float[Array, "t n"], Array]:
+        """a, i ⊙ u, and √(1 − a²), which does not cancel where a is near 1."""
+        opened, rate = block_gates(u, self.input_gate, self.recurrent_gate)
+        log_a = -DECAY * jax.nn.softplus(self.recurrent_param)[None] * rate
+        return jnp.exp(log_a), opened * u, _root(-jnp.expm1(2 * log_a))
 
     def _step(self, state: GriffinState, x: Float[Array, " d"]) -> tuple[GriffinState, Float[Array, " d_o"]]:
         past, h, seen = state
-        past, u = self.conv_1d.step(past, self.linear_x(x))
-        a, gated, scale = self._gated(u)
-        h = a * h + gated * (1 + seen * (scale - 1))
-        return (past, h, jnp.ones_like(seen)), self._output(x, h)
+        before, branch = self._projected(x[None])
+        past, u = self.conv_1d.step(past, before[0])
+        a, gated, scale = self._gated(u[None])
+        h = a[0] * h + gated[0] * (1 + seen * (scale[0] - 1))
+        return (past, h, jnp.ones_like(seen)), self.linear_out(branch[0] * h)
 
     def _scan(self, xs: Float[Array, "t d"], state: GriffinState) -> tuple[Float[Array, "t d_o"], GriffinState]:
         past, h, seen = state
-        u, past = self.conv_1d.scan(self.linear_x(xs), past)
+        before, branch = self._projected(xs)
+        u, past = self.conv_1d.scan(before, past)
         a, gated, scale = self._gated(u)
-        states = selective_scan(a, gated * scale.at[0].set(1 + seen * (scale[0] - 1)), h)
-        return self._output(xs, states), (past, states[-1], jnp.ones_like(seen))
+        is_first = (jnp.arange(len(xs)) == 0)[:, None]
+        scale = jnp.where(is_first, 1 + seen * (scale - 1), scale)
+        states = selective_scan(a, gated * scale, h)
+        return self.linear_out(branch * states), (past, states[-1], jnp.ones_like(seen))
+
+
+def _pair(linear: Linear) -> tuple[Array, Array]:
+    return linear.weight, linear.bias
 
 
 @jax.custom_jvp
@@ -157,5 +181,5 @@ def blocks_of(width: int) -> int:
 
 
 @register_stack("griffin", label="Griffin", colour="#117733")
-def _griffin(inputs: int, hidden: int, key: Array, dtype: Any) -> Griffin:
+def _griffin(inputs: int, hidden: int, key: Array, dtype: DType) -> Griffin:
     return Griffin.random(d=inputs, channels=hidden, d_out=hidden, blocks=blocks_of(hidden), key=key, dtype=dtype)

@@ -8,7 +8,7 @@ The reset gate acts before the recurrent product in the paper (Eq. 17) and after
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.gauge import Signal
 from underhood.cells.lstm import check_gates, disguised_gates, random_gates, scan_driven
 from underhood.cells.stack import register_stack
@@ -33,7 +33,7 @@ class GRU(AbstractModel):
     """r, z = σ(U x + V h + b), h̃ = tanh(U x + V (r ⊙ h) + b), each with its row of `u`, `v` and `b`."""
 
     kind: ClassVar[str] = "gru-cell"
-    title: ClassVar[str] = "GRU"
+    name: ClassVar[str] = "GRU"
 
     u: Float[Array, "3 n d"] = tensor()
     v: Float[Array, "3 n n"] = tensor()
@@ -64,7 +64,7 @@ class GRU(AbstractModel):
         return self.u.shape[1]
 
     @classmethod
-    def random(cls, *, d: int, hidden: int, key: Array, dtype: Any = jnp.float32, reset: Reset = "before") -> GRU:
+    def random(cls, *, d: int, hidden: int, key: Array, dtype: DType = jnp.float32, reset: Reset = "before") -> GRU:
         b_hn = jnp.zeros(hidden, dtype) if reset == "after" else None
         return cls(*random_gates(3, d, hidden, key, dtype), b_hn, reset)
 
@@ -99,10 +99,10 @@ class GRU(AbstractModel):
 
 
 @register_stack("gru", label="GRU", colour="#cc79a7")
-def _gru(inputs: int, hidden: int, key: Array, dtype: Any) -> GRU:
+def _gru(inputs: int, hidden: int, key: Array, dtype: DType) -> GRU:
     return GRU.random(d=inputs, hidden=hidden, key=key, dtype=dtype)
 
 
 @register_stack("gru-after", label="GRU, reset after", colour="#882255")
-def _gru_after(inputs: int, hidden: int, key: Array, dtype: Any) -> GRU:
+def _gru_after(inputs: int, hidden: int, key: Array, dtype: DType) -> GRU:
     return GRU.random(d=inputs, hidden=hidden, key=key, dtype=dtype, reset="after")

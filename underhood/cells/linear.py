@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import as_weight, require_shape
+from underhood.arrays import DType, as_weight, require_shape
 from underhood.errors import UnderhoodError
 from underhood.model import Part, part, tensor
 
@@ -144,7 +144,7 @@ class Linear(Part):
         require_shape("bias", self.bias, (self.weight.shape[0],), "(rows,)")
 
     @classmethod
-    def random(cls, columns: int, rows: int, *, key: Array, dtype: Any = jnp.float32) -> Linear:
+    def random(cls, columns: int, rows: int, *, key: Array, dtype: DType = jnp.float32) -> Linear:
         """Normal weights of variance 1/columns (Flax's default for a dense layer) and no bias."""
         return cls(lecun_normal(key, (rows, columns), dtype), jnp.zeros(rows, dtype))
 
@@ -152,6 +152,6 @@ class Linear(Part):
         return apply(self.weight, x) + jax.lax.expand_dims(self.bias, range(x.ndim - 1))
 
 
-def lecun_normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+def lecun_normal(key: Array, shape: tuple[int, ...], dtype: DType) -> Array:
     """Normal entries of variance 1/columns."""
     return jax.random.normal(key, shape, dtype) / np.asarray(np.sqrt(shape[-1]), dtype)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Float
 
-from underhood.arrays import precision_of, require_shape
+from underhood.arrays import DType, precision_of, require_shape
 from underhood.cells.gated_rnn import Gating
 from underhood.cells.gauge import SIGNS, Signal
 from underhood.cells.linear import apply, dense, lecun_normal
@@ -42,7 +42,7 @@ class LRU(AbstractModel):
     """
 
     kind: ClassVar[str] = "lru-cell"
-    title: ClassVar[str] = "LRU"
+    name: ClassVar[str] = "LRU"
 
     nu_log: Float[Array, " n"] = tensor(recurrent=True)
     theta_log: Float[Array, " n"] = tensor(recurrent=True)
@@ -103,7 +103,7 @@ class LRU(AbstractModel):
             return jnp.exp(jax.lax.complex(-jnp.exp(self.nu_log), jnp.exp(self.theta_log)))
 
     @classmethod
-    def random(cls, *, d: int, hidden: int, d_out: int, form: Form, key: Array, dtype: Any = jnp.float32) -> LRU:
+    def random(cls, *, d: int, hidden: int, d_out: int, form: Form, key: Array, dtype: DType = jnp.float32) -> LRU:
         """|λ|² uniform on (0, 1), phases uniform on (0, 2π), γ = √(1−|λ|²), B and C of unit gain."""
         keys = jax.random.split(key, 9)
         modulus_squared = jax.random.uniform(keys[0], (hidden,), dtype, minval=1e-3, maxval=1 - 1e-3)
@@ -181,14 +181,14 @@ class LRU(AbstractModel):
         return self._output(real, imag, u, xs), (real[-1], imag[-1])
 
 
-def _random_glu(inputs: tuple[int, int], neurons: int, key: Array, dtype: Any) -> Gating:
+def _random_glu(inputs: tuple[int, int], neurons: int, key: Array, dtype: DType) -> Gating:
     key_m, key_x = jax.random.split(key)
     return Gating(lecun_normal(key_m, (neurons, inputs[0]), dtype), lecun_normal(key_x, (neurons, inputs[1]), dtype))
 
 
 def _register(name: str, form: Form, label: str, colour: str) -> None:
     @register_stack(name, label=label, colour=colour)
-    def cell(inputs: int, hidden: int, key: Array, dtype: Any) -> LRU:
+    def cell(inputs: int, hidden: int, key: Array, dtype: DType) -> LRU:
         return LRU.random(d=inputs, hidden=hidden, d_out=hidden, form=form, key=key, dtype=dtype)
 
 

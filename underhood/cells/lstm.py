@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.gauge import SIGNS, Signal
 from underhood.cells.linear import lecun_normal
 from underhood.cells.stack import register_stack
@@ -25,7 +25,7 @@ class LSTM(AbstractModel):
     """f, g, o = σ(U x + V h + b), c̃ = tanh(U x + V h + b), each with its row of `u`, `v` and `b`."""
 
     kind: ClassVar[str] = "lstm-cell"
-    title: ClassVar[str] = "LSTM"
+    name: ClassVar[str] = "LSTM"
 
     u: Float[Array, "4 n d"] = tensor()
     v: Float[Array, "4 n n"] | None = tensor(optional=True)  # none: the gates do not read h (Table 4)
@@ -47,7 +47,7 @@ class LSTM(AbstractModel):
         return self.u.shape[1]
 
     @classmethod
-    def random(cls, *, d: int, hidden: int, key: Array, dtype: Any = jnp.float32) -> LSTM:
+    def random(cls, *, d: int, hidden: int, key: Array, dtype: DType = jnp.float32) -> LSTM:
         return cls(*random_gates(4, d, hidden, key, dtype))
 
     def _initial_state(self) -> LSTMState:
@@ -96,7 +96,7 @@ def check_gates(cell: Any, gates: int) -> None:
     require_shape("b", cell.b, (gates, hidden), "(gates, hidden)")
 
 
-def random_gates(gates: int, d: int, hidden: int, key: Array, dtype: Any) -> tuple[Array, Array, Array]:
+def random_gates(gates: int, d: int, hidden: int, key: Array, dtype: DType) -> tuple[Array, Array, Array]:
     """Flax's defaults, which the paper uses: normal input weights, orthogonal recurrent ones, no bias."""
     key_u, key_v = jax.random.split(key)
     orthogonal = jax.nn.initializers.orthogonal()
@@ -116,5 +116,5 @@ def scan_driven(cell: Any, xs: Float[Array, "t d"], state: Any) -> tuple[Float[A
 
 
 @register_stack("lstm", label="LSTM", colour="#009e73")
-def _lstm(inputs: int, hidden: int, key: Array, dtype: Any) -> LSTM:
+def _lstm(inputs: int, hidden: int, key: Array, dtype: DType) -> LSTM:
     return LSTM.random(d=inputs, hidden=hidden, key=key, dtype=dtype)

@@ -7,14 +7,14 @@ channels are those of transformers' Mamba2Mixer (arXiv 2405.21060).
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm
@@ -78,7 +78,7 @@ class Mamba2(AbstractMemoryCell):
 
     @classmethod
     def random(
-        cls, *, d: int, heads: int, head_dim: int, state_size: int, key: Array, dtype: Any = jnp.float32
+        cls, *, d: int, heads: int, head_dim: int, state_size: int, key: Array, dtype: DType = jnp.float32
     ) -> Mamba2:
         """As transformers draws it: A from 1 to the number of heads, Δ between 0.001 and 0.1."""
         keys = jax.random.split(key, 4)
@@ -119,7 +119,7 @@ class Mamba2(AbstractMemoryCell):
 
 
 @register_stack("mamba2", label="Mamba-2", colour="#6a51a3")
-def _mamba2(inputs: int, hidden: int, key: Array, dtype: Any) -> Mamba2:
+def _mamba2(inputs: int, hidden: int, key: Array, dtype: DType) -> Mamba2:
     heads = heads_of_width(2 * hidden)
     head_dim = 2 * hidden // heads
     return Mamba2.random(d=inputs, heads=heads, head_dim=head_dim, state_size=STATE_SIZE, key=key, dtype=dtype)

@@ -8,14 +8,14 @@ are one memory with keys β k and values (k, v). The names are those of the laye
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm, l2_normalised, require_positive
@@ -72,7 +72,7 @@ class MesaNet(AbstractMemoryCell):
         return self.a_proj.rows
 
     @classmethod
-    def random(cls, *, d: int, heads: int, d_key: int, d_value: int, key: Array, dtype: Any = jnp.float32) -> MesaNet:
+    def random(cls, *, d: int, heads: int, d_key: int, d_value: int, key: Array, dtype: DType = jnp.float32) -> MesaNet:
         """Λ = 1 in the beginning, as its authors have it."""
         keys = jax.random.split(key, 8)
         rows = {"q_proj": heads * d_key, "k_proj": heads * d_key, "v_proj": heads * d_value}
@@ -119,7 +119,14 @@ def _solved(
     ridge: Float[Array, "h k"],
     q: Float[Array, "t h k"],
 ) -> Float[Array, "t h k"]:
-    """(H_t + Λ)^{-1} q_t of every step: the matrices one after another, then all systems at once."""
+    """(H_t + Λ)^{-1} q_t of every step: the matrices one after another, then all systems at once.
+
+    One step by itself is eliminated by hand, in operations that torch, ONNX and the page have, too.
+    """
+    diagonal = ridge[:, :, None] * jnp.eye(h.shape[1], dtype=h.dtype)[None]
+    if len(q) == 1:
+        h = jnp.exp(log_decay[0])[:, None, None] * h + written[0][:, :, None] * k[0][:, None]
+        return _eliminated(h + diagonal, q[0])[None]
 
     def body(h: Array, now: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         written, k, decay = now
@@ -127,12 +134,20 @@ def _solved(
         return h, h
 
     _, matrices = jax.lax.scan(body, h, (written, k, jnp.exp(log_decay)))
-    with_ridge = matrices + (ridge[:, :, None] * jnp.eye(h.shape[1], dtype=h.dtype)[None])[None]
-    return jnp.linalg.solve(with_ridge, q[..., None])[..., 0]
+    return jnp.linalg.solve(matrices + diagonal[None], q[..., None])[..., 0]
+
+
+def _eliminated(matrix: Float[Array, "h k k"], q: Float[Array, "h k"]) -> Float[Array, "h k"]:
+    """Gauss and Jordan: column after column becomes that of the identity. Positive definite, so without pivots."""
+    both, one = jnp.concatenate([matrix, q[:, :, None]], axis=2), jnp.eye(q.shape[1], dtype=q.dtype)
+    for column in range(q.shape[1]):
+        row = both[:, column : column + 1] / both[:, column : column + 1, column : column + 1]
+        both = both - (both[:, :, column : column + 1] - one[None, :, column : column + 1]) * row
+    return both[:, :, -1]
 
 
 @register_stack("mesanet", label="MesaNet", colour="#661100")
-def _mesanet(inputs: int, hidden: int, key: Array, dtype: Any) -> MesaNet:
+def _mesanet(inputs: int, hidden: int, key: Array, dtype: DType) -> MesaNet:
     heads = heads_of_width(hidden)
     size = hidden // heads
     return MesaNet.random(d=inputs, heads=heads, d_key=size, d_value=size, key=key, dtype=dtype)

@@ -6,14 +6,14 @@ for a scan in logarithms: g(u) = u + ½ for u ≥ 0, σ(u) below. That is what `
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.linear import lecun_normal
 from underhood.cells.selective import selective_scan
 from underhood.cells.stack import register_stack
@@ -55,7 +55,7 @@ class MinGRU(AbstractModel):
         return self.to_hidden_and_gate.shape[0] // 2
 
     @classmethod
-    def random(cls, *, d: int, hidden: int, key: Array, dtype: Any = jnp.float32) -> MinGRU:
+    def random(cls, *, d: int, hidden: int, key: Array, dtype: DType = jnp.float32) -> MinGRU:
         return cls(lecun_normal(key, (2 * hidden, d), dtype))
 
     def _initial_state(self) -> Float[Array, " n"]:
@@ -86,5 +86,5 @@ class MinGRU(AbstractModel):
 
 
 @register_stack("mingru", label="minGRU", colour="#999933")
-def _mingru(inputs: int, hidden: int, key: Array, dtype: Any) -> MinGRU:
+def _mingru(inputs: int, hidden: int, key: Array, dtype: DType) -> MinGRU:
     return MinGRU.random(d=inputs, hidden=hidden, key=key, dtype=dtype)

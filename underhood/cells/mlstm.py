@@ -8,13 +8,13 @@ n are kept times e^{-m}, m_t = max(m_{t-1} + log f, ĩ); but for ε = 1e-6 that 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
 from underhood.cells.linear import lecun_normal
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
@@ -75,7 +75,7 @@ class MLSTM(AbstractMemoryCell):
         return self.igate.rows
 
     @classmethod
-    def random(cls, *, d: int, heads: int, head_dim: int, blocks: int, key: Array, dtype: Any = jnp.float32) -> MLSTM:
+    def random(cls, *, d: int, heads: int, head_dim: int, blocks: int, key: Array, dtype: DType = jnp.float32) -> MLSTM:
         """As xlstm draws it: gates that read nothing yet, f̃ from 3 to 6 over the heads."""
         keys = jax.random.split(key, 7)
         inner = heads * head_dim
@@ -109,7 +109,8 @@ class MLSTM(AbstractMemoryCell):
         u = jax.nn.silu(u)
         q, k, v = self.q_proj(u), self.k_proj(u), self.v_proj(x)
         read = jnp.concatenate([q, k, v], axis=1)
-        signals, scales = self._signals(*(by_head(one, self.heads) for one in (q, k, v)), read, largest)
+        q, k, v = by_head(q, self.heads), by_head(k, self.heads), by_head(v, self.heads)
+        signals, scales = self._signals(q, k, v, read, largest)
         outputs, memory = memory_scan(memory, signals)
         h = outputs[:, :, :-1] / (jnp.maximum(jnp.abs(outputs[:, :, -1:]), jnp.exp(-scales)[:, :, None]) + EPS)
         gated = (flat(self.outnorm(h)) + self.learnable_skip[None] * u) * jax.nn.silu(z)
@@ -138,7 +139,7 @@ class MLSTM(AbstractMemoryCell):
 
 
 @register_stack("mlstm", label="mLSTM", colour="#44aa99")
-def _mlstm(inputs: int, hidden: int, key: Array, dtype: Any) -> MLSTM:
+def _mlstm(inputs: int, hidden: int, key: Array, dtype: DType) -> MLSTM:
     heads = heads_of_width(2 * hidden)
     head_dim = 2 * hidden // heads
     return MLSTM.random(d=inputs, heads=heads, head_dim=head_dim, blocks=heads, key=key, dtype=dtype)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.linear import lecun_normal
 from underhood.errors import UnderhoodError
 from underhood.model import Part, tensor
@@ -40,7 +40,13 @@ class Projection(Part):
 
     @classmethod
     def random(
-        cls, columns: int, rows: int, *, key: Array, bias: Float[Array, " rows"] | None = None, dtype: Any = jnp.float32
+        cls,
+        columns: int,
+        rows: int,
+        *,
+        key: Array,
+        bias: Float[Array, " rows"] | None = None,
+        dtype: DType = jnp.float32,
     ) -> Projection:
         """Normal weights of variance 1/columns, and the bias as it is given."""
         return cls(lecun_normal(key, (rows, columns), dtype), bias)
@@ -103,7 +109,7 @@ class LowRank(Part):
         key: Array,
         bias: Float[Array, " rows"] | None = None,
         activation: Activation = "none",
-        dtype: Any = jnp.float32,
+        dtype: DType = jnp.float32,
     ) -> LowRank:
         key_down, key_up = jax.random.split(key)
         down, up = lecun_normal(key_down, (rank, columns), dtype), lecun_normal(key_up, (rows, rank), dtype)

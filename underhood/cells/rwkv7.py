@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm, unit
 from underhood.cells.projection import LowRank, Projection
@@ -84,7 +84,7 @@ class RWKV7(AbstractMemoryCell):
         return self.r_k.shape[0]
 
     @classmethod
-    def random(cls, *, d: int, heads: int, head_dim: int, key: Array, dtype: Any = jnp.float32) -> RWKV7:
+    def random(cls, *, d: int, heads: int, head_dim: int, key: Array, dtype: DType = jnp.float32) -> RWKV7:
         """Near what its authors begin with: mixtures and decays spread over the channels, k_a = 1.02, r_k = −0.04."""
         keys = jax.random.split(key, 7)
         size = heads * head_dim
@@ -135,6 +135,6 @@ class RWKV7(AbstractMemoryCell):
 
 
 @register_stack("rwkv7", label="RWKV-7", colour="#cc6677")
-def _rwkv7(inputs: int, hidden: int, key: Array, dtype: Any) -> RWKV7:
+def _rwkv7(inputs: int, hidden: int, key: Array, dtype: DType) -> RWKV7:
     heads = heads_of_width(hidden)
     return RWKV7.random(d=inputs, heads=heads, head_dim=hidden // heads, key=key, dtype=dtype)

@@ -1,22 +1,30 @@
 """h_t = a_t ⊙ h_{t-1} + b_t: a diagonal recurrence whose factors follow the input.
 
-The core of Mamba, RG-LRU and minGRU. As in `scan.py`, a loop that is wholly unrolled is fastest at the paper's
-length, the plain loop beyond it, and the associative scan on machines with the cores for it.
+The core of RG-LRU and minGRU; Mamba has it inside a loop of its own. Other than for constant factors (`scan.py`), the
+plain loop is fastest here at any length: forward and backward at n = 64, batch 64, t = 32 it takes 0.4 ms of one core,
+unrolled 1.9 ms. The associative scan is for machines with the cores for it.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 from jaxtyping import Array, Float
 
-from underhood.cells.scan import UNROLL, fastest_scan
+Method = Literal["sequential", "associative"]
 
 
 def selective_scan(
-    factors: Float[Array, t * n], inputs: Float[Array, t * n], state: Float[Array, "*n"], method: str | None = None
-) -> Float[Array, t * n]:
+    factors: Float[Array, "t ..."],
+    inputs: Float[Array, "t ..."],
+    state: Float[Array, ...],
+    method: Method | None = None,
+) -> Float[Array, "t ..."]:
     """The states h_1 … h_t from h_0 = `state`; the fastest way unless named."""
-    method = method or fastest_scan(len(inputs))
+    if len(inputs) == 1:  # a step by itself is no loop: torch, ONNX and the page run it as it is
+        return (factors[0] * state + inputs[0])[None]
+    method = method or ("sequential" if jax.default_backend() == "cpu" else "associative")
     if method == "associative":
         return _associative(factors, inputs, state)
 
@@ -24,8 +32,7 @@ def selective_scan(
         state = current[0] * state + current[1]
         return state, state
 
-    unroll = min(UNROLL, len(inputs)) if method == "unrolled" else 1
-    return jax.lax.scan(body, state, (factors, inputs), unroll=unroll)[1]
+    return jax.lax.scan(body, state, (factors, inputs))[1]
 
 
 def _associative(factors: Array, inputs: Array, state: Array) -> Array:

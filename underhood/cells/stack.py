@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 from jaxtyping import Array, Float
 
-from underhood.arrays import require_shape
+from underhood.arrays import DType, require_shape
 from underhood.cells.linear import Linear
 from underhood.errors import UnderhoodError
 from underhood.model import CELL, AbstractModel, architecture, part
@@ -55,7 +55,7 @@ class Stack(AbstractModel):
 
     @property
     def title(self) -> str:
-        names = dict.fromkeys(cell.title or cell.kind.removesuffix("-cell") for cell in self.cells)
+        names = dict.fromkeys(cell.title for cell in self.cells)
         return f"{' and '.join(names)}, {self.layers} layer{'s' * (self.layers > 1)}"
 
     def _initial_state(self) -> tuple[Any, ...]:
@@ -84,7 +84,7 @@ def register_stack(name: str, **settings: Any) -> Callable[[MakeCell], MakeCell]
 
     def register(make: MakeCell) -> MakeCell:
         @functools.wraps(make)
-        def stack(d: int, *, d_out: int, hidden: int, layers: int, key: Array, dtype: Any) -> Stack:
+        def stack(d: int, *, d_out: int, hidden: int, layers: int, key: Array, dtype: DType) -> Stack:
             keys = jax.random.split(key, layers + 2)
             return Stack(
                 Linear.random(d, hidden, key=keys[0], dtype=dtype),

@@ -84,7 +84,7 @@ class Heads:
         """The projections, the sum over time, the score and the sum over heads, against the exact result."""
         summing = envelope.worst.summing if np.any(self.decay > 0) else 0.0
         rows = np.concatenate([self.values, self.keys, self.queries], axis=1)
-        terms, summed = np.max(np.count_nonzero(rows, axis=2)), np.max(np.count_nonzero(self.out, axis=1))
+        terms, summed = int(np.max(np.count_nonzero(rows, axis=2))), int(np.max(np.count_nonzero(self.out, axis=1)))
         return summing + 3 * envelope.dot(terms) + envelope.dot(self.keys.shape[1]) + envelope.dot(summed + CONSTANTS)
 
 
@@ -95,7 +95,8 @@ def blocks(source: LinearAttention, envelope: Envelope) -> Heads:
     d_value, d_key = max(len(head[0]) for head in cut), max(len(head[1]) for head in cut)
 
     def stacked(index: int, size: int) -> np.ndarray:
-        return np.stack([np.pad(head[index], ((0, size - len(head[index])), (0, 1))) for head in cut])
+        rows = [np.asarray(head[index]) for head in cut]
+        return np.stack([np.pad(one, ((0, size - len(one)), (0, 1))) for one in rows])
 
     out = np.concatenate([np.pad(head[3], ((0, 0), (0, d_value - head[3].shape[1]))) for head in cut], axis=1)
     rows = stacked(0, d_value), stacked(1, d_key), stacked(2, d_key)
@@ -116,7 +117,8 @@ def _cut(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: flo
 
 
 def _silent(source: LinearAttention) -> Cut:
-    return *np.zeros((3, 1, source.d)), np.zeros((source.d_out, 1)), 1.0
+    nothing = np.zeros((1, source.d))
+    return nothing, nothing, nothing, np.zeros((source.d_out, 1)), 1.0
 
 
 def singles(source: LinearAttention, envelope: Envelope) -> Heads | None:
@@ -130,8 +132,8 @@ def singles(source: LinearAttention, envelope: Envelope) -> Heads | None:
     )
     if len(values) == 0:
         return None
-    rows = (np.pad(one, ((0, 0), (0, 1)))[:, None] for one in (values, keys, queries))
-    return _heads(*rows, decay, out, _input_bounds(source.d, envelope), envelope)
+    values, keys, queries = (np.pad(one, ((0, 0), (0, 1)))[:, None] for one in (values, keys, queries))
+    return _heads(values, keys, queries, decay, out, _input_bounds(source.d, envelope), envelope)
 
 
 def _products(form: KeyValueForm) -> tuple[np.ndarray, ...]:
@@ -156,9 +158,9 @@ def states(source: GatedRNN, envelope: Envelope) -> Heads:
 
 def state_products(source: GatedRNN, envelope: Envelope) -> Heads:
     """(A h) ⊙ (B h): memories that forget at once, over (h, 1)."""
-    rows = [np.pad(_float64(w), ((0, 0), (0, 1))) for w in (source.output_gating.w_m, source.output_gating.w_x)]
+    w_m, w_x = (np.pad(_float64(w), ((0, 0), (0, 1))) for w in (source.output_gating.w_m, source.output_gating.w_x))
     below = states(source, envelope).output_bounds
-    return _asked_with_one(*rows, np.zeros(len(rows[0])), _float64(source.readout), below, envelope)
+    return _asked_with_one(w_m, w_x, np.zeros(len(w_m)), _float64(source.readout), below, envelope)
 
 
 def _asked_with_one(

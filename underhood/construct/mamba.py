@@ -256,8 +256,8 @@ def to_mamba(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     now = np.where(lambda_[:, None] > 0, b - keys.sum(axis=0), b)
     first = Channels.join(_readers(inputs, hidden, states), memory, _at_once(a, now, np.eye(hidden), states))
     ones = np.tile(_constant(1.0, inputs), (states, 1))
-    padded = [np.pad(rows, ((0, 0), (0, width - hidden))) for rows in (c, e)]
-    second = _at_once(*padded, readout, 1)
+    c, e = (np.pad(rows, ((0, 0), (0, width - hidden))) for rows in (c, e))
+    second = _at_once(c, e, readout, 1)
     nothing = np.zeros((1, width))
     layers = (_layer(first, keys, ones, width), _layer(second, nothing, nothing, width))
     model = _stack(layers, np.eye(inputs - 1), np.eye(len(readout)))

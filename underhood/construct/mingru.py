@@ -38,7 +38,7 @@ LAG = {np.dtype(np.float64): 2.0**-23, np.dtype(np.float32): 2.0**-9}  # λ of a
 OPEN = 1000.0  # z = 1 exactly
 
 
-def _logit(gate: np.ndarray | float) -> np.ndarray:
+def _logit(gate: np.ndarray | float) -> np.ndarray | np.floating:
     return np.log(gate) - np.log1p(-np.asarray(gate))
 
 
@@ -87,9 +87,9 @@ def attention_to_mingru(source: LinearAttention, envelope: Envelope, order: int)
     scheme, error = _scheme(order, envelope)
     one = np.eye(d + 1)[-1]
     plain = np.eye(d, d + 1)
-    below = [np.pad(rows, ((0, 0), (0, 1))) for rows in (form.keys / keys[:, None], form.values)]
-    pairs, combine = _sums(*below, one, rest, scheme)
-    first = _layer(pairs, _held(plain, one, 0), _held(one[None], one, 0), _held(plain, one, lag))
+    gates, values = (np.pad(rows, ((0, 0), (0, 1))) for rows in (form.keys / keys[:, None], form.values))
+    pairs, combine = _sums(gates, values, one, rest, scheme)
+    first = _layer(pairs, _held(plain, one, 0.0), _held(one[None], one, 0.0), _held(plain, one, lag))
     # What the second layer reads of the first.
     sums, now, constant, late = np.split(np.eye(first.hidden), np.cumsum([len(pairs[0]), d, 1]))
     memory, step = keys[:, None] * combine @ sums, (1 - lag) / lag * (now - late)
@@ -142,7 +142,7 @@ def to_mingru(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     d, hidden, one = whole.d, len(lambda_), np.eye(whole.d + 1)[-1]
     copies = copy_products(whole.inputs, scheme, resting_gate=rest)
     sums = (copies.values, copies.gates + _logit(rest) * one)
-    first = _layer(sums, _held(np.eye(d + 1), one, 0))
+    first = _layer(sums, _held(np.eye(d + 1), one, 0.0))
     # Of each neuron: what it sums, or, where it forgets at once, what it hands on.
     summed, now = np.split(np.eye(first.hidden), [len(copies.owner)])
     at_once = (whole.inputs.constants[:, None] * whole.inputs.values) @ now
@@ -150,10 +150,10 @@ def to_mingru(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     inner = np.where((lambda_ == 0) | (lambda_ == 1), 0.5, lambda_)
     constant = now[-1]
     second = _layer(
-        _held(drive, constant, 0),
+        _held(drive, constant, 0.0),
         _held(drive, constant, lag),
         _held(drive, constant, inner),
-        _held(constant[None], constant, 0),
+        _held(constant[None], constant, 0.0),
     )
     given, late, decayed, constant = np.split(np.eye(second.hidden), [hidden, 2 * hidden, 3 * hidden])
     between = ((lambda_ > 0) & (lambda_ < 1))[:, None]

@@ -36,7 +36,7 @@ def to_mlstm(heads: Heads, width: int, envelope: Envelope) -> tuple[MLSTM, float
     heads, carried = _padded(centred(heads))
     count, head_dim, _, inputs = heads.sizes
     inner = count * head_dim
-    small = power_of_two(linear_size(envelope) / positive(np.max(np.abs(carried) @ heads.input_bounds)))
+    small = float(scale_to(linear_size(envelope), (np.abs(carried) @ heads.input_bounds)[None])[0])
     in_query = power_of_two(0.25 * np.sqrt(head_dim) / positive(heads.score_bounds))
     size, score = norm_size(envelope, EPS), in_query / (np.sqrt(head_dim) * (1 + DENOMINATOR_EPS))
     in_value = scale_to(size, heads.read_bounds * score[:, None])

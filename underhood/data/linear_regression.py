@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from underhood.arrays import DType
 from underhood.attention.linear import LinearAttention
 from underhood.attention.teachers import gradient_descent_attention
 from underhood.data.task import TASKS, AbstractTask, Batch, SecondOrder, Signs
@@ -54,7 +55,7 @@ class LinearRegression(AbstractTask):
     def steps(self) -> int:
         return self.examples + 1
 
-    def batch(self, key: Array, size: int, *, validation: bool = False, dtype: Any = jnp.float32) -> Batch:
+    def batch(self, key: Array, size: int, *, validation: bool = False, dtype: DType = jnp.float32) -> Batch:
         # One draw for x and W*, as a draw costs more in calls than in numbers: u is uniform on (−1, 1), and
         # √2 erf⁻¹(u) is normal.
         lowest = jnp.nextafter(jnp.asarray(-1, dtype), jnp.asarray(0, dtype))

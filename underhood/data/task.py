@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Scalar
 
+from underhood.arrays import DType
 from underhood.registry import Registry
 
 Batch = tuple[Float[Array, "b t d"], Float[Array, "b *t d_o"]]
@@ -76,7 +77,7 @@ class AbstractTask(eqx.Module):
         """Time steps of one sequence."""
 
     @abstractmethod
-    def batch(self, key: Array, size: int, *, validation: bool = False, dtype: Any = jnp.float32) -> Batch:
+    def batch(self, key: Array, size: int, *, validation: bool = False, dtype: DType = jnp.float32) -> Batch:
         """`size` fresh sequences and the outputs wanted; from the validation distribution if there is one."""
 
     def settings(self) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def stream_key(seed: int | Array, stream: int) -> Array:
 
 
 def draw(
-    task: AbstractTask, seed: int, size: int, *, stream: int = HELD_OUT, part: int = 0, dtype: Any = np.float64
+    task: AbstractTask, seed: int, size: int, *, stream: int = HELD_OUT, part: int = 0, dtype: DType = np.float64
 ) -> tuple[np.ndarray, np.ndarray]:
     """`size` sequences for analysis, as NumPy arrays; `part` 0, 1, 2 … are fresh ones of the same stream."""
     with jax.enable_x64(np.dtype(dtype) == np.float64):

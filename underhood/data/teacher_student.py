@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from underhood.arrays import DType
 from underhood.attention.linear import LinearAttention, _naive
 from underhood.attention.teachers import random_attention
 from underhood.data.task import TASKS, AbstractTask, Batch
@@ -40,7 +41,7 @@ class TeacherStudent(AbstractTask):
     def steps(self) -> int:
         return self.length
 
-    def batch(self, key: Array, size: int, *, validation: bool = False, dtype: Any = jnp.float32) -> Batch:
+    def batch(self, key: Array, size: int, *, validation: bool = False, dtype: DType = jnp.float32) -> Batch:
         """Training and validation sequences have one distribution here."""
         xs = jax.random.normal(key, (size, self.length, self.d), dtype)
         teacher = as_dtype(self.teacher, dtype)

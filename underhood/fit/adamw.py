@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Scalar
 
 from underhood.fit.config import FitConfig
+from underhood.model import AbstractModel
 
 
 class Position(NamedTuple):
@@ -45,7 +46,7 @@ class Ravelled(NamedTuple):
     decays: Float[Array, " p"]
 
 
-def ravel(model: Any) -> Ravelled:
+def ravel(model: AbstractModel) -> Ravelled:
     """The trainable numbers of `model` in one vector."""
     trainable, rest = eqx.partition(model, eqx.is_inexact_array)
     vector, unravel = ravel_pytree(trainable)
@@ -55,9 +56,10 @@ def ravel(model: Any) -> Ravelled:
     return Ravelled(vector, lambda v: eqx.combine(unravel(v), rest), ravel_pytree(decays)[0])
 
 
-def is_recurrent(model: Any, path: tuple[Any, ...]) -> bool:
+def is_recurrent(model: AbstractModel, path: tuple[Any, ...]) -> bool:
     """Does this leaf parametrise λ? The paper decays "all parameters except the recurrent ones λ"."""
-    node, recurrent = model, False
+    node: Any = model
+    recurrent = False
     for key in path:
         if isinstance(key, jax.tree_util.GetAttrKey):
             (field,) = (field for field in dataclasses.fields(node) if field.name == key.name)

@@ -24,10 +24,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Scalar
 
+from underhood.arrays import DType
 from underhood.data.task import HELD_OUT, TRAINING, VALIDATION, AbstractTask, half_mean_square, stream_key
 from underhood.fit import adamw
 from underhood.fit.config import CHUNK, HELD_OUT_PART, FitConfig, require_rate
 from underhood.fit.kernels import forward, parts_of
+from underhood.model import AbstractModel
 
 HALVES, HALF = 2, "half"  # a batch in two, for two devices, and the name of that axis
 LEAST_WORK = 2**24  # weights × tokens of a step from which a second device is worth the handing over
@@ -151,7 +153,7 @@ class Trainer:
         nothing = jnp.zeros((), vector.dtype), jnp.zeros_like(vector)
         return jax.tree.map(lambda total: total / parts, jax.lax.fori_loop(0, parts, add, nothing))
 
-    def _batches(self, key: Array, numbers: Array, dtype: Any) -> tuple[list[Array], list[Array]]:
+    def _batches(self, key: Array, numbers: Array, dtype: DType) -> tuple[list[Array], list[Array]]:
         """The batches of a chunk's steps, in the halves that this device is to work on."""
 
         def draw(numbers: Array) -> Any:
@@ -197,5 +199,5 @@ def _on_one_device(vector: Float[Array, " p"]) -> Float[Array, " p"]:
     return jnp.asarray(np.asarray(vector))
 
 
-def _task_loss(last_only: bool, model: Any, xs: Array, wanted: Array) -> Scalar:
+def _task_loss(last_only: bool, model: AbstractModel, xs: Array, wanted: Array) -> Scalar:
     return half_mean_square(forward(model, xs, last_only), wanted)

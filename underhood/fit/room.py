@@ -20,11 +20,12 @@ import numpy as np
 from underhood.data.task import AbstractTask
 from underhood.fit.config import CHUNK, HELD_OUT_PART, FitConfig
 from underhood.memory import require_memory
+from underhood.model import AbstractModel
 
 EACH, SHARED = 5, 6
 
 
-def require_room(model: Any, members: int, task: AbstractTask, config: FitConfig) -> None:
+def require_room(model: AbstractModel, members: int, task: AbstractTask, config: FitConfig) -> None:
     """Refuse what cannot fit; `model` may be the shapes of one, as `shape_of` gives them."""
     leaves = [leaf for leaf in jax.tree.leaves(model) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
     size = max((np.dtype(leaf.dtype).itemsize for leaf in leaves), default=4)

@@ -83,7 +83,9 @@ def fit(
     With `out`, in a run folder that survives a kill at any moment and that `resume` goes on from. `watch(step,
     losses)` is called after each chunk of steps. `loss(model, xs, ys)` of a batch replaces the half mean square.
     """
-    config = config or FitConfig()
+    config = FitConfig() if config is None else config
+    if not isinstance(config, FitConfig):
+        raise UnderhoodError("expected a uh.FitConfig", type(config).__name__)
     member = Member(config.seed, config.learning_rate, config.weight_decay)
     return fit_population([model], [member], task, config, out=out, resume=resume, watch=watch, loss=loss)[0]
 
@@ -276,7 +278,7 @@ def _leaves(found: Checkpoint, index: int) -> list[np.ndarray]:
     return [found.tensors[f"{prefix}{number}"] for number in sorted(numbers, key=lambda number: (len(number), number))]
 
 
-def _fingerprint(model: Any) -> dict[str, Any]:
+def _fingerprint(model: AbstractModel) -> dict[str, Any]:
     """Kind, sizes and initial weights in short: a resumed run must start from the same network."""
     leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(model) if hasattr(leaf, "dtype")]
     digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()[:16]
@@ -286,7 +288,11 @@ def _fingerprint(model: Any) -> dict[str, Any]:
 def _check(models: Sequence[Any], members: Sequence[Member], task: AbstractTask) -> None:
     if not members or len(models) != len(members):
         raise UnderhoodError("expected one model for each member", f"{len(models)} models, {len(members)} members")
+    if not isinstance(task, AbstractTask):
+        raise UnderhoodError("expected a task to train on", type(task).__name__, "Use uh.TeacherStudent, for example.")
     for model in models:
+        if not isinstance(model, AbstractModel):
+            raise UnderhoodError("expected a model of underhood to train", type(model).__name__)
         if model.d != task.d:
             raise UnderhoodError(f"expected a model with {task.d} inputs for the task {task.name}", model.d)
         if model.d_out < task.d_out:

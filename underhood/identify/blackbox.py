@@ -80,7 +80,7 @@ def _probe(call: Batched, settings: Settings, against: LinearAttention | None) -
         raise UnderhoodError("expected a function that varies with its input", "the same output for every sequence")
     chosen = ChosenInputs(call, d, length=length, input_bound=input_bound, random=random)
     search = Search(settings, draw, chosen, held)
-    verdict, candidate = NOT, None
+    verdict, candidate, r2, interval = NOT, None, 0.0, (0.0, 0.0)
     for candidate in search.candidates():
         r2, interval = _test(candidate, held, random)
         if 1 - r2 <= tolerance**2:

@@ -161,7 +161,7 @@ def _converters(function: Any) -> tuple[Callable[[Array], Any], ...]:
 
     Each hands over a copy.
     """
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if torch is None:
         return (np.copy,)
     if not isinstance(function, torch.nn.Module):

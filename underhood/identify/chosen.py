@@ -91,10 +91,11 @@ class ChosenInputs:
     def _windows(self, decays: tuple[float, ...]) -> Array:
         """Which queries follow each other in a sequence: each of them once, or at every lag if decays differ."""
         most = min(self.length - 1, self.d)
-        if len(decays) > 1:
+        first, *others = decays
+        if others:
             width, stride = min(most, max(4, 2 * len(decays))), 1
         else:
-            faint = most if decays[0] == 1 else int(np.log(FAINT) / np.log(decays[0]))
+            faint = most if first == 1 else int(np.log(FAINT) / np.log(first))
             width = stride = min(most, max(1, faint))
         return (np.arange(0, self.d, stride)[:, None] + np.arange(width)) % self.d
 

@@ -78,7 +78,7 @@ def decompile(
         deviation=structure.deviation,
         tolerance=structure.tolerance,
         rest=structure.rest,
-        tensor=unfold(sum(one.tensor for one in terms), reading.d) if is_small else None,
+        tensor=unfold(np.sum([one.tensor for one in terms], axis=0), reading.d) if is_small else None,
         polynomial=polynomial,
         neurons=neurons,
         smallest=smallest,
@@ -128,7 +128,7 @@ def _check(model: Any, tolerance: float | None, input_bound: float, horizon: int
         )
     if not input_bound > 0 or not np.isfinite(input_bound):
         raise UnderhoodError("expected an input_bound above 0", input_bound)
-    if int(horizon) != horizon or horizon < 1:
+    if not 1 <= horizon < float("inf") or int(horizon) != horizon:
         raise UnderhoodError("expected a horizon of 1 step or more", horizon)
     if tolerance is not None and not 0 < tolerance < 1:
         raise UnderhoodError("expected a tolerance between 0 and 1", tolerance)

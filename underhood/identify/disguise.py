@@ -25,7 +25,7 @@ from underhood.arrays import require_finite
 from underhood.cells.gated_rnn import DenseGatedRNN, GatedRNN, Gating, nu_of
 from underhood.cells.linear import dense
 from underhood.cells.stack import Stack
-from underhood.errors import UnderhoodError
+from underhood.errors import NotFinite, UnderhoodError
 from underhood.identify.disguise_stack import disguise_stack
 
 Array = np.ndarray
@@ -56,8 +56,11 @@ def disguise(model: Any, *, seed: int = 0) -> Any:
             getattr(model, "kind", type(model).__name__),
             "Compile an attention first: underhood compile.",
         )
-    hidden = change(model, np.random.default_rng(seed))
-    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(hidden)):
+    try:
+        hidden = change(model, np.random.default_rng(seed))
+    except NotFinite:
+        hidden = None
+    if hidden is None or not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(hidden)):
         what = f"these weights are too large for a disguise: scaled and mixed, they leave the range of {model.dtype}"
         raise UnderhoodError(what, remedy="Scale the network down first.")
     return hidden

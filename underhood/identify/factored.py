@@ -1,9 +1,7 @@
 """Θ(x) = Σ_j D_j (A_j·xx) B_jᵀ = V(x) M(x), with T never written out: heads from its factors, for any d.
 
-At one point a, Θ(a) = U Σ Wᵀ has the rank h of the heads; V(a) = U and M(a) = Σ Wᵀ fix the gauge. The derivative of Θ
-at a in the direction x is V(x) M(a) + V(a) M(x), which gives V(x) beyond U and M(x) beyond W, and leaves X(x) = UᵀV(x).
-At any other point, (1 − UUᵀ) Θ(x) M(a)⁺ = V(x)⊥ (Y(x) − X(x)), which is linear in X. Alternating least squares on fresh
-points then take away what rounding, or noise, has grown on the way.
+Θ at one point, and its derivative there, give V and M (factors.py). Alternating least squares on further points then
+take away what rounding, or noise, has grown on the way.
 """
 
 from __future__ import annotations
@@ -13,10 +11,12 @@ from jaxtyping import Float
 
 from underhood.algebra.quadratic import Array, pair_indices, pair_products, product_forms, unfold
 from underhood.algebra.subspaces import numerical_rank
+from underhood.identify.factors import Projected
 from underhood.identify.forms import MOST_DENSE
 from underhood.identify.merge import Terms
 from underhood.identify.recover import Heads, balanced, recover_heads
 
+FEW_INPUTS = 8  # up to which searching T itself costs milliseconds
 POINTS_PER_INPUT = 3
 MOST_ROUNDS = 30  # of alternating least squares; exact weights take one
 
@@ -28,17 +28,24 @@ def recover_from_terms(terms: Terms, d: int, tolerance: float, *, seed: int = 0)
     d_out = terms.readout.shape[1]
     if not terms.sizes.any():
         return Heads(np.zeros((1, d_out, d)), np.zeros((1, d, d)), 0.0)
+    found = _closed_form(terms, d, tolerance, random) if d > FEW_INPUTS else None
+    if found is None:
+        found = _compressed(terms, d, tolerance, random, seed)
+    return Heads(*balanced(found.values, found.key_query), found.residual)
+
+
+def _compressed(terms: Terms, d: int, tolerance: float, random: np.random.Generator, seed: int) -> Heads:
+    """By search, where T is small enough in its own bases; else a head for each output and input."""
     if d <= MOST_DENSE:
         return recover_heads(unfold(terms.tensor, d), tolerance, seed=seed)
     outputs, inputs, queries = _bases(terms, d, tolerance / 10, random)
+    if max(outputs.shape[1], inputs.shape[1], queries.shape[1]) > MOST_DENSE:
+        return _one_each(terms, d)
     core = Terms(terms.readout @ outputs, terms.memory @ _pairs_of(inputs), terms.query @ queries)
-    if max(outputs.shape[1], inputs.shape[1], queries.shape[1]) <= MOST_DENSE:
-        found = recover_heads(unfold(core.tensor, inputs.shape[1]), tolerance, seed=seed)
-    else:
-        found = _closed_form(core, inputs.shape[1], tolerance, random)
+    found = recover_heads(unfold(core.tensor, inputs.shape[1]), tolerance, seed=seed)
     values = np.einsum("hjk,ij,ak->hia", found.values, outputs, inputs, optimize=True)
     key_query = np.einsum("hkl,ak,cl->hac", found.key_query, inputs, queries, optimize=True)
-    return Heads(*balanced(values, key_query), found.residual)
+    return Heads(values, key_query, found.residual)
 
 
 def _theta(terms: Terms, xs: Float[Array, "n d"]) -> Float[Array, "n d_out q"]:
@@ -62,10 +69,9 @@ def _bases(terms: Terms, d: int, tolerance: float, random: np.random.Generator) 
     )
     forms = unfold((picks @ terms.memory)[:, :, None], d)[..., 0]
     slopes = np.einsum("nab,nb->na", forms, _points(random, 2 * d, d))
-    return tuple(
-        _span(rows, tolerance)
-        for rows in (theta.transpose(0, 2, 1).reshape(-1, theta.shape[1]), slopes, theta.reshape(-1, theta.shape[2]))
-    )
+    by_output = theta.transpose(0, 2, 1).reshape(-1, theta.shape[1])
+    by_query = theta.reshape(-1, theta.shape[2])
+    return _span(by_output, tolerance), _span(slopes, tolerance), _span(by_query, tolerance)
 
 
 def _span(rows: Float[Array, "k d"], tolerance: float) -> Float[Array, "d r"]:
@@ -86,55 +92,36 @@ def _pairs_of(basis: Float[Array, "d r"]) -> Float[Array, "p pr"]:
     return product_forms(basis[rows], basis[columns])
 
 
-def _closed_form(terms: Terms, d: int, tolerance: float, random: np.random.Generator) -> Heads:
-    """As many heads as the rank of Θ; where these do not do, one for each output and input, which always do."""
+def _closed_form(terms: Terms, d: int, tolerance: float, random: np.random.Generator) -> Heads | None:
+    """As many heads as the rank of Θ; None where these do not do."""
     fresh = _points(random, POINTS_PER_INPUT * d, d)
     theta = _theta(terms, fresh)
     singular = np.linalg.svd(theta[:8], compute_uv=False)
     heads = int((singular > 10 * tolerance * singular.max()).sum(axis=1).max())
-    if heads < max(terms.readout.shape[1], terms.query.shape[1]):
-        point = fresh[int(np.argmax(singular[:, heads - 1]))]
-        found = _alternated(*_start(terms, point, heads, fresh, theta), fresh, theta, tolerance)
-        other = _points(random, 2 * d, d)
-        residual = _distance(found, other, _theta(terms, other))
-        if residual <= tolerance:
-            return Heads(*found, residual)
-    return _one_each(terms, d)
+    if heads >= max(theta.shape[1:]):
+        return None
+    point = fresh[int(np.argmax(singular[:, heads - 1]))]
+    found = _alternated(*_start(terms, point, heads), fresh, theta)
+    other = _points(random, 2 * d, d)
+    residual = _distance(found, other, _theta(terms, other))
+    return Heads(*found, residual) if residual <= tolerance else None
 
 
-def _start(
-    terms: Terms, point: Float[Array, " d"], heads: int, xs: Float[Array, "n d"], theta: Float[Array, "n d_out q"]
-) -> tuple[Array, Array]:
-    """V and M after the module's equations; through M where outputs are too few to find X through V."""
-    d, d_out, d_query = len(point), theta.shape[1], theta.shape[2]
+def _start(terms: Terms, point: Float[Array, " d"], heads: int) -> tuple[Array, Array]:
+    """V and M from Θ and its slope at one point, and from Θ at each coordinate."""
+    d, inputs = len(point), np.eye(len(point))
     left, sizes, right = np.linalg.svd(_theta(terms, point[None])[0], full_matrices=False)
-    u, w, sizes = left[:, :heads], right[:heads], sizes[:heads]
+    u, w = left[:, :heads], right[:heads].T
     slopes = terms.memory @ _pair_slopes(point)  # k d
-    moved = np.stack([(terms.readout * slope[:, None]).T @ terms.query for slope in slopes.T])  # d d_out q
-    inner, by_value, by_query = u.T @ moved, moved @ w.T / sizes, u.T @ moved
-    both = inner @ w.T / sizes  # Y: d h h
-    value_beyond = by_value - u @ (u.T @ by_value)
-    query_beyond = by_query - (by_query @ w.T) @ w
-
-    def at(parts: Array) -> Array:
-        return np.tensordot(xs, parts, 1)
-
-    if d_out >= d_query:
-        known = at(value_beyond) @ at(both) - (theta - u @ (u.T @ theta)) @ w.T / sizes
-        design = np.einsum("nor,nb->nobr", at(value_beyond), xs).reshape(-1, d * heads)
-        solved = np.linalg.lstsq(design, known.reshape(-1, heads), rcond=None)[0].reshape(d, heads, heads)
-    else:
-        known = u.T @ theta - (u.T @ theta @ w.T) @ w
-        design = np.einsum("nrq,nb->nqbr", at(query_beyond), xs).reshape(-1, d * heads)
-        transposed = known.transpose(0, 2, 1).reshape(-1, heads)
-        solved = np.linalg.lstsq(design, transposed, rcond=None)[0].reshape(d, heads, heads).transpose(0, 2, 1)
-    values = value_beyond + u @ solved  # d d_out h
-    key_query = query_beyond + (both - solved) @ (sizes[:, None] * w)  # d h q
-    return values.transpose(2, 1, 0), key_query.transpose(1, 0, 2)
+    crossed = np.stack([(terms.readout * slope[:, None]).T @ terms.query for slope in slopes.T])
+    alone = _theta(terms, inputs)
+    seen = Projected(u, sizes[:heads], w, inputs, alone @ w, u.T @ alone, crossed @ w, u.T @ crossed)
+    found = seen.heads(heads, np.eye(d))
+    return found.values, found.key_query
 
 
 def _alternated(
-    values: Array, key_query: Array, xs: Float[Array, "n d"], theta: Float[Array, "n d_out q"], tolerance: float
+    values: Array, key_query: Array, xs: Float[Array, "n d"], theta: Float[Array, "n d_out q"]
 ) -> tuple[Array, Array]:
     """Least squares for M given V, then for V given M, until neither gains."""
     found, best = (values, key_query), _distance((values, key_query), xs, theta)

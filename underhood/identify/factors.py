@@ -114,4 +114,6 @@ def _projected(
             parts[g].append((alone[g] @ right, left.T @ alone[g], crossed @ right, left.T @ crossed))
         watch("asking with chosen inputs", (begin + len(some)) / chosen.d)
     for basis, part in zip(bases, parts, strict=True):
-        yield Projected(*basis, inputs, *(np.concatenate(one) for one in zip(*part, strict=True)))
+        columns, rows, crossed_columns, crossed_rows = (np.concatenate(one) for one in zip(*part, strict=True))
+        left, singular, right = basis
+        yield Projected(left, singular, right, inputs, columns, rows, crossed_columns, crossed_rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from underhood.model import as_dtype
+from underhood.model import AbstractModel, as_dtype
 
 STEPS, SEQUENCES, BOUND = 100, 3, 2.0
 # Swapped gates or a transposed matrix show as errors of order 1. Rounding does not pass 1e-6, though compiled LSTM
@@ -34,7 +34,11 @@ class Checked:
 
 
 def check(
-    model: Any, function: Callable[[np.ndarray], np.ndarray], tolerance: float = TOLERANCE, *, widen: bool = True
+    model: AbstractModel,
+    function: Callable[[np.ndarray], np.ndarray],
+    tolerance: float = TOLERANCE,
+    *,
+    widen: bool = True,
 ) -> Checked:
     """Compare with the model in float64, so that what is left is what the export changed, not rounding."""
     reference = as_dtype(model, np.float64) if widen else model

@@ -158,9 +158,6 @@ def _read_griffin(tensors: Tensors, settings: Settings) -> Griffin:
 def _write_griffin(cell: Griffin) -> tuple[dict[str, Any], Tensors]:
     require_square(cell)
     blocks = len(cell.input_gate.bias)
-    if len(cell.recurrent_gate.bias) != blocks:
-        got = f"{blocks} and {len(cell.recurrent_gate.bias)}"
-        raise UnderhoodError("the public Griffin has as many blocks in both gates", got)
     settings = {
         "hidden_size": cell.d,
         "lru_width": cell.hidden,

@@ -103,30 +103,41 @@ def _tensors(cell: Any, names: Mapping[str, Shape], biases: tuple[str, ...] = ()
 
 
 def _norm(settings: Settings, name: str, default: float, **more: Any) -> dict[str, Any]:
-    return {"kind": "norm", "eps": settings.get(name, default), **more}
+    eps = settings.get(name, default)
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not eps > 0:
+        raise UnderhoodError(f"expected a positive number {name}", repr(eps))
+    return {"kind": "norm", "eps": float(eps), **more}
+
+
+def _heads(settings: Settings, name: str, default: int) -> int:
+    heads = settings.get(name, default)
+    if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
+        raise UnderhoodError(f"expected a whole number {name} from 1 on", repr(heads))
+    return heads
 
 
 def _read_mamba2(tensors: Tensors, settings: Settings) -> Mamba2:
     expect(settings, hidden_act=("silu", "swish"), rms_norm=(True,), norm_before_gate=(False,))
-    least, most = (_number(value) for value in settings.get("time_step_limit", (0.0, np.inf)))
+    least, most = _limits(settings.get("time_step_limit", (0.0, np.inf)))
     return _cell(
         Mamba2.kind,
         tensors,
         _MAMBA2,
         (*_MAMBA2_BIASES, "conv1d.bias"),
         norm=_norm(settings, "layer_norm_epsilon", 1e-5),
-        groups=settings.get("n_groups", 8),
+        groups=_heads(settings, "n_groups", 8),
         least_step=least,
         most_step=most if np.isfinite(most) else None,
     )
 
 
-def _number(value: Any) -> float:
+def _limits(value: Any) -> tuple[float, float]:
     """JSON has no infinity: transformers writes {"__float__": "Infinity"}."""
     try:
-        return float(value["__float__"] if isinstance(value, dict) else value)
+        least, most = (float(one["__float__"] if isinstance(one, dict) else one) for one in value)
     except (TypeError, ValueError, KeyError):
         raise UnderhoodError("expected two numbers time_step_limit", repr(value)) from None
+    return least, most
 
 
 def _write_mamba2(cell: Mamba2) -> tuple[dict[str, Any], Tensors]:
@@ -180,7 +191,7 @@ bridge(
 
 def _read_deltanet(tensors: Tensors, settings: Settings) -> GatedDeltaNet:
     expect(settings, hidden_act=("silu", "swish"))
-    norm, heads = _norm(settings, "rms_norm_eps", 1e-6), settings.get("linear_num_key_heads", 16)
+    norm, heads = _norm(settings, "rms_norm_eps", 1e-6), _heads(settings, "linear_num_key_heads", 16)
     return _cell(GatedDeltaNet.kind, tensors, _DELTANET, (), norm=norm, key_heads=heads)
 
 

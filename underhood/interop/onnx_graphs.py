@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from underhood.arrays import precision_of
+from underhood.arrays import DType, precision_of
 from underhood.interop.program import trace
-from underhood.model import as_dtype
+from underhood.model import AbstractModel, as_dtype
 
 
-def to_graphs(model: Any, dtype: str = "float32") -> tuple[bytes, bytes]:
+def to_graphs(model: AbstractModel, dtype: str = "float32") -> tuple[bytes, bytes]:
     """The whole graph and the step graph, serialised."""
     model = as_dtype(model, np.float64) if dtype == "float64" else model
     outer, inner = jnp.dtype(dtype), jnp.dtype(model.dtype)
@@ -88,7 +88,7 @@ def _add_output(graph: Any, source: str, dtype: int) -> None:
     graph.output.extend([onnx.helper.make_tensor_value_info("y", dtype, shape), *states])
 
 
-def _correct(graph: Any, dtype: Any) -> None:
+def _correct(graph: Any, dtype: DType) -> None:
     """Make σ precise near 0, and drop constants that nothing reads, on which onnxruntime would remark.
 
     onnxruntime computes σ(z) as 1 − σ(−z) for z < 0, and cuts z off at ±18 in float32: of the gates of a compiled
@@ -109,7 +109,7 @@ def _correct(graph: Any, dtype: Any) -> None:
     graph.initializer.extend(kept)
 
 
-def _sigmoid(node: Any, dtype: Any) -> list[Any]:
+def _sigmoid(node: Any, dtype: DType) -> list[Any]:
     """σ(z) = 1 / (1 + exp(−z)), in place of the node."""
     import onnx
 

@@ -112,7 +112,9 @@ class Program:
         if name in PLAIN:
             return plain
         if name in SAME:
-            return {**plain, "op": "same"}
+            # A comparison gives true or false, which becomes a number where it is added.
+            is_number = np.issubdtype(op.params.get("new_dtype", np.bool), np.floating)
+            return {**plain, "op": "number" if is_number else "same"}
         if name in REDUCTIONS:
             return {**plain, "axes": list(op.params["axes"])}
         if name in RESHAPES:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from underhood.arrays import DType
 from underhood.cells import GRU, LSTM, Linear, Stack
 from underhood.errors import UnderhoodError
 from underhood.interop.attention_weights import attention_from
@@ -184,7 +185,7 @@ def _linear(tensors: Tensors, name: str) -> Linear | None:
     return Linear(weight, np.zeros(len(weight), weight.dtype) if bias is None else bias)
 
 
-def _identity(size: int, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+def _identity(size: int, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
     return np.eye(size, dtype=dtype), np.zeros(size, dtype)
 
 

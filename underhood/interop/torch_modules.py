@@ -115,6 +115,9 @@ class Program(nn.Module):
         at[self.program["x"]] = x
         for op in self.program["ops"]:
             name, given = op["op"], [at[slot] for slot in op["in"]]
+            if name == "number":
+                at[op["out"]] = given[0].to(x.dtype)
+                continue
             at[op["out"]] = PLAIN[name](*given) if name in PLAIN else STRUCTURED[name](op, *given)
         return [at[slot] for slot in self.program["next"]], at[self.program["y"]]
 

@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from underhood.arrays import DType
 from underhood.cells import GRU, LSTM, Stack
 from underhood.cells.gru import RESET, UPDATE
 from underhood.cells.linear import densified
 from underhood.interop.bridges import public_form
 from underhood.interop.program import trace
+from underhood.model import AbstractModel
 from underhood.storage.files import to_tensors
 
 LSTM_ORDER = (2, 0, 1, 3)  # torch's i, f, g, o in the order of ours: f, c̃, g, o
@@ -62,7 +64,7 @@ def to_state_dict(model: Any) -> tuple[Description, Tensors]:
     return to_program(model)
 
 
-def to_program(model: Any) -> tuple[Description, Tensors]:
+def to_program(model: AbstractModel) -> tuple[Description, Tensors]:
     """For `Program` in torch_modules.py: any model, under our own names."""
     plain = densified(model)
     structure, tensors = to_tensors(plain)
@@ -122,7 +124,7 @@ def _recurrent(cells: tuple[Any, ...]) -> tuple[Tensors, Description]:
     return tensors, ours
 
 
-def _order_and_sign(gates: int, dtype: Any) -> tuple[tuple[int, ...], np.ndarray]:
+def _order_and_sign(gates: int, dtype: DType) -> tuple[tuple[int, ...], np.ndarray]:
     """In torch, h = (1 − z) n + z h: its z is one minus ours, and σ(−a) = 1 − σ(a)."""
     if gates == 4:
         return LSTM_ORDER, np.ones(4, dtype)

@@ -104,8 +104,10 @@ def covered(budget: str) -> list[str]:
 
 def require_covered(name: str, budget: str) -> None:
     """An artifact that is asked for by name exists, and in this budget."""
+    if name not in ARTIFACTS:
+        raise UnderhoodError(f"unknown artifact {name!r}", remedy=f"Known: {', '.join(sorted(ARTIFACTS, key=place))}.")
     if name not in covered(budget):
-        budgets = ARTIFACTS[name].budgets  # an unknown name is refused here
+        budgets = ARTIFACTS[name].budgets
         raise UnderhoodError(
             f"expected the budget {' or '.join(budgets)} for {name}", budget, f"Use --budget {budgets[0]}."
         )

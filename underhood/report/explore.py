@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from underhood.attention.linear import LinearAttention, require_attention
+from underhood.cells import DenseGatedRNN, GatedRNN
 from underhood.cells.linear import dense, densified
 from underhood.errors import UnderhoodError
 from underhood.identify.neurons import NEAR
@@ -63,7 +64,7 @@ def explorer_html(model: Any, *, against: LinearAttention | None, name: str, xs:
         "d": model.d,
         "program": program,
         "lambdas": [None if one is None else one.tolist() for one in lambdas],
-        "readout": dense(plain.readout).tolist() if "output" in program["shown"] else None,
+        "readout": dense(plain.readout).tolist() if isinstance(plain, GatedRNN | DenseGatedRNN) else None,
         "attention": None if shown is None else weights_of(shown),
         "xs": xs.tolist(),
     }
@@ -105,11 +106,11 @@ def _sequence(xs: Any, d: int) -> np.ndarray:
     return xs
 
 
-def _described(model: Any) -> str:
+def _described(model: AbstractModel) -> str:
     sizes = sizes_of(model)
     names = {"d": "inputs", "d_out": "outputs", "hidden": "hidden neurons", "pre_readout": "pre-readout neurons"}
     counts = [f"{sizes[key]} {text}" for key, text in names.items() if key in sizes]
-    return f"{model.title or model.kind}: {', '.join(counts)}."
+    return f"{model.title}: {', '.join(counts)}."
 
 
 def _certified(certificate: Any) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from underhood.cells import GatedRNN
 from underhood.data import LinearRegression
 from underhood.data.linear_regression import regression_signs
 from underhood.fit.config import SECTION_4_2, SECTION_4_2_HIDDEN
@@ -39,7 +40,7 @@ def sample_tasks(seed: Any, tasks: int, variance: float = 1.0) -> tuple[np.ndarr
     return np.concatenate([x, y], axis=-1), wanted
 
 
-def excess(model: Any, seed: int, variance: float) -> tuple[float, float, float]:
+def excess(model: GatedRNN, seed: int, variance: float) -> tuple[float, float, float]:
     """Loss over that of the optimal step on the same tasks: share of it, its standard error, and the loss itself."""
     xs, ys = sample_tasks([seed, 3, round(variance)], PAIRED, variance)
     step = ETA * np.einsum("bty,btx,bx->by", xs[:, :-1, D_X:], xs[:, :-1, :D_X], xs[:, -1, :D_X])

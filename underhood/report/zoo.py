@@ -31,6 +31,8 @@ from underhood.report.drawing import FAINT, new_figure, text_of
 HORIZON = 200
 MOST_LAYERS = 3
 EXACT = 1e-12  # what rounding leaves of a construction that is exact
+# The same in float32, inside a public class; a limit that float32 cuts short keeps about three digits.
+IN_FLOAT32, LIMIT_IN_FLOAT32 = 1e-5, 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,14 +134,15 @@ def _rows(entry: Entry) -> list[Row]:
         Row(f"{entry.label}: bound over error", None, compiled.error_bound / compiled.max_abs_error, bounded),
     ]
     if entry.public is not None:
-        met = entry.public_error is not None and entry.public_error <= 1e-5
+        met = entry.public_error is not None and entry.public_error <= (IN_FLOAT32 if entry.exact else LIMIT_IN_FLOAT32)
         rows.append(Row(f"{entry.label}: error in {entry.public}, float32", None, entry.public_error, met))
     if entry.refused is not None:
         rows.append(Row(f"{entry.label}: one layer", None, f"impossible: {entry.refused}", True))
     return rows
 
 
-COLUMNS = (("layers", 0.50), ("gated RNN", 0.68), ("state", 0.86))  # where the table's columns are centred
+# Where the columns of the table are centred.
+COLUMNS = (("layers for\nattention", 0.45), ("layers for a\ngated RNN", 0.66), ("numbers\nin the state", 0.9))
 
 
 def draw(entries: list[Entry]) -> Figure:
@@ -151,7 +154,7 @@ def draw(entries: list[Entry]) -> Figure:
         axes.set_ylim(len(entries) - 0.4, -0.7)
     left.set_xlim(0, 1)
     for text, place in COLUMNS:
-        left.text(place, -0.95, text, ha="center", va="bottom", fontsize=8.5, color="#555555")
+        left.text(place, -0.95, text, ha="center", va="bottom", fontsize=8, color="#555555")
     for index, entry in enumerate(entries):
         _draw_entry(left, right, index, entry)
     border = sum(entry.exact for entry in entries) - 0.5

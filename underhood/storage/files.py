@@ -126,7 +126,7 @@ def from_tensors(structure: Structure, tensors: dict[str, np.ndarray], source: s
     return model
 
 
-def sizes_of(model: Any) -> dict[str, Any]:
+def sizes_of(model: AbstractModel) -> dict[str, Any]:
     """What a reader of the header wants to know without opening the body."""
     names = ("d", "d_out", "d_key", "heads", "hidden", "pre_readout", "layers", "parameters")
     sizes = {name: getattr(model, name) for name in names if hasattr(model, name)}

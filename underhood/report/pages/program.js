@@ -39,7 +39,7 @@ const PLAIN = {
   neg: x => -x, exp: Math.exp, log: Math.log, log1p: Math.log1p, expm1: Math.expm1, tanh: Math.tanh, sqrt: Math.sqrt,
   rsqrt: x => 1 / Math.sqrt(x), abs: Math.abs, sign: Math.sign, erf, sin: Math.sin, cos: Math.cos, floor: Math.floor,
   square: x => x * x, logistic: x => 1 / (1 + Math.exp(-x)), not: x => Number(!x), is_finite: x => Number(Number.isFinite(x)),
-  same: x => Number(x), add: (x, y) => x + y, sub: (x, y) => x - y, mul: (x, y) => x * y, div: (x, y) => x / y,
+  same: x => x, number: Number, add: (x, y) => x + y, sub: (x, y) => x - y, mul: (x, y) => x * y, div: (x, y) => x / y,
   max: Math.max, min: Math.min, pow: Math.pow, rem: (x, y) => x % y, atan2: Math.atan2,
   lt: (x, y) => Number(x < y), le: (x, y) => Number(x <= y), gt: (x, y) => Number(x > y), ge: (x, y) => Number(x >= y),
   eq: (x, y) => Number(x === y), ne: (x, y) => Number(x !== y), and: (x, y) => Number(x && y), or: (x, y) => Number(x || y),
