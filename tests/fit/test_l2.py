@@ -34,13 +34,14 @@ def penalised(parameters, rest, xs, wanted, l2):
     return half_mean_square(jax.vmap(model)(xs)[:, -1], wanted) + 0.5 * l2 * size
 
 
-def by_optax(l2):
+def by_optax(l2, *, anneal=False):
     parameters, rest = eqx.partition(start(), eqx.is_inexact_array)
     optimiser = optax.adam(optax.cosine_decay_schedule(1e-3, STEPS, alpha=1e-3))
     state = optimiser.init(parameters)
     for step in range(STEPS):
         xs, wanted = TASK.batch(jax.random.fold_in(stream_key(0, TRAINING), step), 4, dtype=jnp.float64)
-        gradient = jax.grad(penalised)(parameters, rest, xs, wanted, l2)
+        fall = float(optax.cosine_decay_schedule(1.0, STEPS, alpha=1e-3)(step)) if anneal else 1.0
+        gradient = jax.grad(penalised)(parameters, rest, xs, wanted, l2 * fall)
         change, state = optimiser.update(gradient, state)
         parameters = optax.apply_updates(parameters, change)
     return eqx.combine(parameters, rest)
@@ -56,6 +57,13 @@ def test_steps_are_those_of_adam_on_the_penalised_loss():
     with jax.enable_x64(True):
         assert distance(trained, by_optax(L2)) < 1e-10
         assert distance(trained, by_optax(0.0)) > 1e-4  # a step is 1e-3 long
+
+
+def test_an_annealed_penalty_falls_with_the_rate():
+    trained = uh.fit(start(), TASK, config(l2=L2, anneal_l2=True)).model
+    with jax.enable_x64(True):
+        assert distance(trained, by_optax(L2, anneal=True)) < 1e-9  # the schedule is computed in float32 there
+        assert distance(trained, by_optax(L2)) > 1e-6
 
 
 def test_losses_are_told_without_the_penalty():

@@ -17,7 +17,10 @@ from underhood.model import ARCHITECTURES, AbstractModel, make_model
 
 # Flags of one optimiser only: with the other they would be taken and ignored.
 ONLY = {
-    "adamw": ("preset", "batch_size", "learning_rate", "weight_decay", "l2", "log_every", "checkpoint_every"),
+    "adamw": (
+        *("preset", "batch_size", "learning_rate", "weight_decay", "l2", "anneal_l2"),
+        *("log_every", "checkpoint_every"),
+    ),
     "levenberg": ("lambdas", "target_loss", "max_seconds"),
 }
 TASK_FLAGS = ("d", "length", "teacher_seed", "examples", "d_x", "d_y")
@@ -72,6 +75,7 @@ class Plan(Train):
             "learning_rate": self.learning_rate[0] if self.learning_rate else None,
             "weight_decay": self.weight_decay[0] if self.weight_decay else None,
             "l2": self.l2,
+            "anneal_l2": self.anneal_l2,
             "seed": self.first_seed,
             "log_every": self.log_every,
             "checkpoint_every": self.checkpoint_every,

@@ -98,7 +98,8 @@ def update(
 ) -> Position:
     """One step of AdamW, b1 = 0.9 and b2 = 0.999, with the gradient l2 · w of a penalty where there is one."""
     if config.l2:
-        gradient = gradient + config.l2 * decays * at.vector
+        penalty = config.l2 * factor if config.anneal_l2 else config.l2
+        gradient = gradient + penalty * decays * at.vector
     direction: Any
     direction, adam = optax.scale_by_adam(eps=config.epsilon).update(gradient, at.adam)
     change = direction + rates.weight_decay * decays * at.vector

@@ -38,6 +38,8 @@ class FitConfig:
     l2: float = 0.0
     """½ l2 |w|² is added to the loss that is descended, for all parameters but the recurrent ones. Unlike decay, its
     gradient goes through Adam. Losses are told without it."""
+    anneal_l2: bool = False
+    """The penalty falls with the learning rate, by the same cosine, and so leaves no floor in the loss."""
     epsilon: float = 1e-8
     """ε of Adam's denominator. Gradients well below it no longer move a weight, which then decays."""
     seed: int = 0
@@ -60,7 +62,8 @@ class FitConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON. Without l2 where there is none: run folders from before it was there can be resumed."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "l2" or value}
+        later = ("l2", "anneal_l2")
+        return {name: value for name, value in dataclasses.asdict(self).items() if value or name not in later}
 
 
 # Section 3.1: d = 4, 100 hidden neurons. Of the decays 1e-4, 1e-2 and 1e-1 the last comes closest to the teacher.
