@@ -70,7 +70,7 @@ class Train:
     """Decoupled decay of all but the recurrent parameters, 0.01 unless given; several are trained side by side."""
     l2: float | None = None
     """L2 penalty ½ l2 |w|² on all but the recurrent parameters, none unless given."""
-    anneal_l2: bool | None = None
+    anneal_l2: bool = False
     """Let the penalty fall with the learning rate."""
     d: int | None = None
     """Input size of a random teacher; 4 unless given."""

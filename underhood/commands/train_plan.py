@@ -75,7 +75,7 @@ class Plan(Train):
             "learning_rate": self.learning_rate[0] if self.learning_rate else None,
             "weight_decay": self.weight_decay[0] if self.weight_decay else None,
             "l2": self.l2,
-            "anneal_l2": self.anneal_l2,
+            "anneal_l2": self.anneal_l2 or None,
             "seed": self.first_seed,
             "log_every": self.log_every,
             "checkpoint_every": self.checkpoint_every,
@@ -109,7 +109,8 @@ def settled(flags: Train) -> Plan:
 
 def _given(flags: Train) -> dict[str, Any]:
     names = (field.name for field in dataclasses.fields(Train) if field.name not in MANNERS)
-    return {name: value for name in names if (value := getattr(flags, name)) is not None}
+    values = {name: getattr(flags, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def _assignment(text: str) -> tuple[str, Any]:
