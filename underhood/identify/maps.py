@@ -1,0 +1,56 @@
+"""y_t = Σ_s c[t, s]: an output as a sum over the steps it comes from, and the map that shows their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import numpy as np
+from jaxtyping import Float
+
+from underhood.errors import UnderhoodError
+
+Kind = Literal["exact", "frozen", "jacobian"]
+Reduce = Literal["norm", "sum", "none"]
+
+
+class Completeness(float):
+    """|y − Σ_s c[t, s]| / |y| over a sequence: 0 where a map tells all. `steps` has |y_t − Σ_s c[t, s]| / max |y| for each t."""
+
+    steps: Float[np.ndarray, " t"]
+
+    @classmethod
+    def of(cls, outputs: Float[np.ndarray, "t d"], told: Float[np.ndarray, "t d"]) -> Self:
+        """From the outputs and the sums of their contributions."""
+        gaps = np.linalg.norm(outputs - told, axis=1)
+        sizes = np.linalg.norm(outputs, axis=1)
+        overall = cls(np.linalg.norm(gaps) / max(float(np.linalg.norm(sizes)), np.finfo(np.float64).tiny))
+        overall.steps = gaps / max(float(sizes.max()), np.finfo(np.float64).tiny)
+        return overall
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """Which earlier steps each output comes from, and how much of it they explain."""
+
+    weights: Float[np.ndarray, "maps t s"]
+    """Row t of a map has what each step s gives to output t; zero for s > t."""
+    kind: Kind
+    """exact: a sum over values, with no approximation; frozen: activations, gates and norms held at their values;
+    jacobian: slopes, ∂y_t/∂x_s x_s."""
+    completeness: Completeness
+    """Share of the outputs that the contributions leave unexplained, overall; `.steps` for each t."""
+    reduce: Reduce = "norm"
+    """norm: |c[t, s]|, one map; sum: the sum of its coordinates, with sign, one map; none: a map for each head or channel."""
+    names: tuple[str, ...] = ("all",)
+    """One for each map."""
+    source: Callable[[int], Float[np.ndarray, "s d_out"]] | None = field(default=None, repr=False, compare=False)
+
+    def contributions(self, t: int) -> Float[np.ndarray, "s d_out"]:
+        """c[t, s] for s = 0 … t: the vectors that add up to output t."""
+        length = self.weights.shape[1]
+        if not -length <= t < length:
+            raise UnderhoodError(f"expected a step from 0 to {length - 1}", t)
+        assert self.source is not None
+        return self.source(t % length)
