@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from underhood.fit.levenberg import LevenbergResult, fit_levenberg
     from underhood.fit.population import Member
     from underhood.fit.runs import Run, fit, fit_population
+    from underhood.identify.attention_map import attention_map
     from underhood.identify.disguise import disguise
     from underhood.identify.found import Found
+    from underhood.identify.maps import AttentionMap
     from underhood.interop.foreign import decompile, probe
     from underhood.interop.pretrained import from_pretrained
     from underhood.interop.torch import from_torch, to_torch
@@ -59,6 +61,8 @@ _EXPORTS = {
     "Compiled": "construct.compile",
     "disguise": "identify.disguise",
     "Found": "identify.found",
+    "attention_map": "identify.attention_map",
+    "AttentionMap": "identify.maps",
     "TeacherStudent": "data",
     "LinearRegression": "data",
     "FitConfig": "fit.config",
@@ -85,6 +89,7 @@ __all__ = [
     "GRU",
     "LRU",
     "LSTM",
+    "AttentionMap",
     "Compiled",
     "DenseGatedRNN",
     "FitConfig",
@@ -102,6 +107,7 @@ __all__ = [
     "Stack",
     "TeacherStudent",
     "UnderhoodError",
+    "attention_map",
     "compile",
     "decompile",
     "disguise",

@@ -138,6 +138,10 @@ class AbstractModel(Part):
             f"disguise cannot hide the weights of a {self.kind}", remedy="Its class has no method _disguised."
         )
 
+    def _shared(self, x: Any) -> Any:
+        """How the shares of earlier steps pass through with the gates held, `Shares` to `Shares`; None: not known."""
+        return None
+
     @property
     def dtype(self) -> np.dtype:
         """The dtype that the model computes in: that of its weights."""

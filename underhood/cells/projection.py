@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.linear import lecun_normal
+from underhood.cells.shares import Shares
 from underhood.errors import UnderhoodError
 from underhood.model import Part, tensor
 
@@ -53,6 +54,9 @@ class Projection(Part):
 
     def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
         return _biased(x @ self.weight.T, self.bias)
+
+    def shared(self, x: Shares) -> Shares:
+        return x.linear(self.weight, self.bias)
 
 
 class Headwise(Part):

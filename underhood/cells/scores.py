@@ -1,0 +1,60 @@
+"""α[t, s] = q_t · (A_t ⋯ A_{s+1}) k_s, s < t: the scores of a matrix memory, a tile of the map at a time.
+
+With a decay, α of the steps after a moment m and before it is a product of two matrices, (q_t e^{Σ_{m≤r≤t} log a_r}) ·
+(k_s e^{Σ_{s<r<m} log a_r}): no exponent is positive, and nothing is divided. A sequence is halved until few steps are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Inexact
+
+LEAF = 16  # steps that are done one after another
+TILE = 2**26  # bytes
+
+Tile = tuple[slice, slice, Inexact[np.ndarray, "n rows columns"]]
+
+
+def score_tiles(
+    q: Inexact[np.ndarray, "t h k"],
+    k: Inexact[np.ndarray, "t h k"],
+    log_decay: Inexact[np.ndarray, "t h"] | Inexact[np.ndarray, "t h k"],
+    *,
+    width: int = 1,
+) -> Iterator[Tile]:
+    """The tiles of all pairs s < t; `width` numbers for each score fit in `TILE`."""
+    if log_decay.ndim == 2:
+        log_decay = log_decay[:, :, None]
+    size = width * q.shape[1] * np.result_type(q, k, log_decay).itemsize
+    yield from _halved(q, k, log_decay, 0, len(q), TILE // size)
+
+
+def _halved(q, k, log_decay, start: int, stop: int, most: int) -> Iterator[Tile]:
+    if stop - start <= LEAF:
+        yield slice(start, stop), slice(start, stop), _leaf(q[start:stop], k[start:stop], log_decay[start:stop])
+        return
+    middle = (start + stop) // 2
+    after = np.exp(np.cumsum(log_decay[middle:stop], axis=0))
+    before = np.exp(np.cumsum(log_decay[start + 1 : middle][::-1], axis=0)[::-1])
+    asked = (q[middle:stop] * after).transpose(1, 0, 2)
+    written = k[start:middle].copy()
+    written[:-1] *= before
+    written = written.transpose(1, 2, 0)
+    columns = middle - start
+    count = max(1, most // columns)
+    for row in range(0, stop - middle, count):
+        rows = slice(middle + row, min(middle + row + count, stop))
+        yield rows, slice(start, middle), asked[:, row : row + count] @ written
+    yield from _halved(q, k, log_decay, start, middle, most)
+    yield from _halved(q, k, log_decay, middle, stop, most)
+
+
+def _leaf(q, k, log_decay) -> Inexact[np.ndarray, "h t t"]:
+    scores = np.zeros((q.shape[1], len(q), len(q)), np.result_type(q, k, log_decay))
+    sums = np.zeros(np.broadcast_shapes(k.shape, log_decay.shape), log_decay.dtype)
+    for t in range(1, len(q)):
+        sums[:t] += log_decay[t]
+        scores[:, t, :t] = np.einsum("hk,shk,shk->hs", q[t], k[:t], np.exp(sums[:t]))
+    return scores
