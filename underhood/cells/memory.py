@@ -5,10 +5,11 @@ A_t is a number a_t, a diagonal diag(a_t), or one of them plus a matrix of rank 
     Mamba-2, mLSTM, MesaNet  a number            Gated DeltaNet  a number and −β a k kᵀ
     GLA                      a diagonal          RWKV-7          a diagonal and −(κ ⊙ a) κᵀ
 
-Decays come as logarithms, finite and at most 0. With a number, `memory_scan` does a chunk of the sequence in a few
-products of matrices: with D[t, s] = a_{s+1} ⋯ a_t, o = (D ⊙ q kᵀ) v and what the state before the chunk adds. With rank
-one, S_t = Σ_s D[t, s] (k_s v_sᵀ + l_s u_sᵀ) where u_t = S_{t-1}ᵀ r_t: a triangular system for u. Each log D[t, s] is
-the sum of its own terms; a difference of cumulative sums would lose the digits that small decays need.
+Decays come as logarithms, finite and at most 0 (the shares of an LRU have complex ones). With a number, `memory_scan`
+does a chunk of the sequence in a few products of matrices: with D[t, s] = a_{s+1} ⋯ a_t, o = (D ⊙ q kᵀ) v and what the
+state before the chunk adds. With rank one, S_t = Σ_s D[t, s] (k_s v_sᵀ + l_s u_sᵀ) where u_t = S_{t-1}ᵀ r_t: a
+triangular system for u. Each log D[t, s] is the sum of its own terms; a difference of cumulative sums would lose the
+digits that small decays need.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Inexact
 
 from underhood.model import AbstractModel
 
 CHUNK = 32  # the paper's sequence length: one chunk, so the loop disappears
 MOST_HEADS = 4
 
-Memory = Float[Array, "h k v"]
+Memory = Inexact[Array, "h k v"]
 
 
 Gates = tuple[Array, Array, Array, Array | None, Array | None]
@@ -34,12 +35,12 @@ Gates = tuple[Array, Array, Array, Array | None, Array | None]
 class Signals(NamedTuple):
     """What a layer hands to its memory, for all heads and each step of a sequence."""
 
-    q: Float[Array, "t h k"]
-    k: Float[Array, "t h k"]
-    v: Float[Array, "t h v"]
-    log_decay: Float[Array, "t h"] | Float[Array, "t h k"]
-    left: Float[Array, "t h k"] | None = None  # l of l rᵀ
-    right: Float[Array, "t h k"] | None = None  # r
+    q: Inexact[Array, "t h k"]
+    k: Inexact[Array, "t h k"]
+    v: Inexact[Array, "t h v"]
+    log_decay: Inexact[Array, "t h"] | Inexact[Array, "t h k"]
+    left: Inexact[Array, "t h k"] | None = None  # l of l rᵀ
+    right: Inexact[Array, "t h k"] | None = None  # r
 
     @property
     def gates(self) -> Gates:
@@ -47,7 +48,7 @@ class Signals(NamedTuple):
         return self.q, self.k, self.log_decay, self.left, self.right
 
 
-def memory_step(state: Memory, now: Signals) -> tuple[Memory, Float[Array, "h v"]]:
+def memory_step(state: Memory, now: Signals) -> tuple[Memory, Inexact[Array, "h v"]]:
     """One step; the signals have no axis of time."""
     decay = jnp.exp(now.log_decay)
     new = (decay[:, None, None] if decay.ndim == 1 else decay[:, :, None]) * state + now.k[:, :, None] * now.v[:, None]
@@ -56,7 +57,7 @@ def memory_step(state: Memory, now: Signals) -> tuple[Memory, Float[Array, "h v"
     return new, jnp.einsum("hkv,hk->hv", new, now.q)
 
 
-def memory_scan(state: Memory, signals: Signals) -> tuple[Float[Array, "t h v"], Memory]:
+def memory_scan(state: Memory, signals: Signals) -> tuple[Inexact[Array, "t h v"], Memory]:
     """A sequence: in chunks where the decay is a number, step by step where it is a diagonal."""
     length = len(signals.q)
     if length == 1:
@@ -79,7 +80,7 @@ def memory_scan(state: Memory, signals: Signals) -> tuple[Float[Array, "t h v"],
     return outputs.reshape(chunks * CHUNK, *outputs.shape[2:])[:length], state
 
 
-def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Float[Array, "t h v"]]:
+def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Inexact[Array, "t h v"]]:
     q, k, v, log_decay, left, right = signals
     length = len(q)
     decay, from_start = _decays(log_decay)
@@ -101,7 +102,7 @@ def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Float[Array, "t h v
     return new + jnp.einsum("shk,hsv->hkv", kept, u), outputs
 
 
-def _decays(log_decay: Float[Array, "t h"]) -> tuple[Float[Array, "h t t"], Float[Array, "t h"]]:
+def _decays(log_decay: Inexact[Array, "t h"]) -> tuple[Inexact[Array, "h t t"], Inexact[Array, "t h"]]:
     """D[t, s] = exp(Σ_{s<r≤t} log a_r) for s ≤ t, else 0; and exp(Σ_{r≤t} log a_r)."""
     length, dtype = len(log_decay), log_decay.dtype
     step = np.arange(length)
