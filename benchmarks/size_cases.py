@@ -111,14 +111,13 @@ def _decompile(d: int, heads: int) -> Prepared:
     return run
 
 
-def _compile(target: str, rank: int | None = None) -> Callable[[int, int], Prepared]:
+def _compile(target: str, rank: int | None = None, **options: Any) -> Callable[[int, int], Prepared]:
     """Heads of 64 keys at most, verified; `rank` 64 makes the values of a head as many."""
 
     def prepare(d: int, heads: int) -> Prepared:
         import underhood as uh
 
         attention = uh.random_attention(d, heads=heads, d_key=min(d, 64), rank=rank and min(d, rank), seed=d)
-        options = {"sparse": True} if target == "gated-rnn" else {}
 
         def run() -> dict[str, Any]:
             compiled = uh.compile(attention, to=target, **options)
@@ -181,6 +180,23 @@ def _levenberg(d: int, seed: int) -> Prepared:
 
 
 SEEDS = tuple(range(5))
+# Targets whose matrices grow as the square of the neurons, which are d² or more: what they take is known from small d.
+DENSE = (
+    "gated-rnn-compact",
+    "gated-rnn-minimal",
+    "lru",
+    "lru-in-out",
+    "lru-in-skip",
+    "lstm",
+    "gru",
+    "mamba",
+    "mamba2",
+    "griffin",
+    "mingru",
+    "gated-deltanet",
+    "rwkv7",
+    "mesanet",
+)
 
 MEASURES = {
     "levenberg": Measure(
@@ -198,7 +214,9 @@ MEASURES = {
         {24: Limit(5, 4), 64: Limit(60, 4)},
     ),
     "compile": Measure(
-        _compile("gated-rnn"), ((4, 1), (16, 1), (64, 1), (128, 2), (256, 4), (512, 8)), {512: Limit(60, 4)}
+        _compile("gated-rnn", sparse=True),
+        ((4, 1), (16, 1), (64, 1), (128, 2), (256, 4), (512, 8)),
+        {512: Limit(60, 4)},
     ),
     "compile gla": Measure(_compile("gla", 64), ((16, 1), (64, 1), (512, 8)), {512: Limit(60, 4)}),
     "compile mlstm": Measure(_compile("mlstm", 64), ((16, 1), (64, 1), (512, 8)), {512: Limit(60, 4)}),
@@ -208,4 +226,7 @@ MEASURES = {
         ((4, 1), (8, 1), (16, 1), (32, 1), (64, 1), (128, 2), (256, 4), (512, 8)),
         {16: Limit(3, 0.5), 64: Limit(20, 1), 512: Limit(300, 6)},
     ),
+} | {
+    f"compile {target}": Measure(_compile(target, horizon=100, tolerance=1e-2), ((24, 1), (40, 1)), {})
+    for target in DENSE
 }

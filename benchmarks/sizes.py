@@ -95,7 +95,7 @@ def draw(rows: Sequence[dict[str, Any]], fits: dict[str, Any], path: Path) -> No
     from underhood.report.drawing import new_figure, style_curves
 
     figure = new_figure(10, 4.2)
-    names = [name for name in MEASURES if fits.get(name)]
+    names = [name for name in MEASURES if fits.get(name) and MEASURES[name].limits]
     for place, (key, title) in enumerate((("seconds", "time"), ("gigabytes", "memory")), 1):
         axes = figure.add_subplot(1, 2, place)
         for index, name in enumerate(names):
@@ -109,7 +109,8 @@ def draw(rows: Sequence[dict[str, Any]], fits: dict[str, Any], path: Path) -> No
             asked = [(row["d"], row["limit"][key]) for row in same if row["limit"]]
             axes.loglog(*zip(*asked, strict=True), "x", color=f"C{index}", ms=7) if asked else None
         style_curves(axes, "d", key, f"{title}; crosses: asked for")
-        axes.legend(fontsize=7)
+        if names:
+            axes.legend(fontsize=7)
     figure.savefig(path, dpi=150)
 
 

@@ -18,6 +18,7 @@ from underhood.construct.lowered import Lowered
 from underhood.construct.products import gated_products
 from underhood.construct.targets import TARGETS, Target, Way, source_kind
 from underhood.construct.verify import Measured, measure
+from underhood.costs import foretold
 from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, as_dtype
 
@@ -153,6 +154,7 @@ def compile(
     options = {"sparse": sparse} if to == "gated-rnn" else {}
     if sparse and not options:
         raise UnderhoodError("only the target gated-rnn has sparse gatings", remedy="Leave sparse out.")
+    foretell(source, to)
     lowered = lower(source, envelope, order, **options)
     if not lowered.relative_bound <= SLACK * tolerance:
         raise _too_far(target, lower, source, envelope, order, tolerance, lowered, options)
@@ -170,6 +172,16 @@ def compile(
     )
     verified = measured.max_rel_error <= tolerance and measured.max_abs_error <= lowered.error_bound
     return Compiled(model, to, layers, target.exact, verified, evidence)
+
+
+def foretell(source: AbstractModel, to: str) -> str | None:
+    """What compiling will take, in a line, where that is much; refused where there is not the memory for it."""
+    if isinstance(source, LinearAttention):
+        products = source.heads * min(source.d, source.d_out) * source.w_key.shape[1]
+    else:
+        products = max(source.hidden, getattr(source, "pre_readout", 0))
+    name = "compile" if to == "gated-rnn" else f"compile {to}"
+    return foretold(name, max(source.d, products**0.5), f"compiling {source.kind} with d = {source.d} to {to}")
 
 
 def _measured(source: Any, lowered: Lowered, envelope: Envelope, tolerance: float) -> tuple[Any, Lowered, Measured]:
