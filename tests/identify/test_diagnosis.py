@@ -51,5 +51,5 @@ def test_a_no_that_is_read_from_weights_is_diagnosed_too():
     weights[np.asarray(network.lambda_) == 0, -1] += 0.7
     found = uh.decompile(eqx.tree_at(lambda one: one.input_gating.w_m, network, weights))
     assert found.diagnosis[0]["what"] == "constant-inputs"
-    assert found.report["diagnosis"] == found.diagnosis
+    assert found.as_data()["diagnosis"] == found.diagnosis
     assert uh.decompile(network).diagnosis == []
