@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from underhood.interop.pretrained import from_pretrained
     from underhood.interop.torch import from_torch, to_torch
     from underhood.model import make_model
+    from underhood.report.attend import attend
     from underhood.report.explore import explore
     from underhood.report.portrait import draw
     from underhood.storage.files import load, save
@@ -82,6 +83,7 @@ _EXPORTS = {
     "run_sweep": "sweep.sweep",
     "query": "sweep.store",
     "explore": "report.explore",
+    "attend": "report.attend",
     "draw": "report.portrait",
 }
 
@@ -107,6 +109,7 @@ __all__ = [
     "Stack",
     "TeacherStudent",
     "UnderhoodError",
+    "attend",
     "attention_map",
     "compile",
     "decompile",

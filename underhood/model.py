@@ -125,8 +125,8 @@ class AbstractModel(Part):
         return ys, state
 
     def _shown(self, state: Any) -> Array:
-        """What a page shows of the state, one number a neuron."""
-        return jax.tree.leaves(state)[0].reshape(-1)
+        """What a page shows of the state: all of it, unless a cell knows better."""
+        return jax.numpy.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(state)])
 
     def _watched(self, state: Any, x: Any) -> dict[str, Any]:
         """Further arrays for a page to show, from the input and the state that it led to."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -21,7 +21,7 @@ class Completeness(float):
     steps: Float[np.ndarray, " t"]
 
     @classmethod
-    def of(cls, outputs: Float[np.ndarray, "t d"], told: Float[np.ndarray, "t d"]) -> Self:
+    def of(cls, outputs: Float[np.ndarray, "t d"], told: Float[np.ndarray, "t d"]) -> Completeness:
         """From the outputs and the sums of their contributions."""
         gaps = np.linalg.norm(outputs - told, axis=1)
         sizes = np.linalg.norm(outputs, axis=1)
@@ -54,3 +54,26 @@ class AttentionMap:
             raise UnderhoodError(f"expected a step from 0 to {length - 1}", t)
         assert self.source is not None
         return self.source(t % length)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How alike two maps are."""
+
+    correlation: float
+    """Of the entries with s ≤ t; 1 for maps that are the same up to a positive factor and a constant."""
+    difference: float
+    """Largest difference of two entries, over the largest entry of the second map."""
+
+
+def compare_maps(found: AttentionMap, wanted: AttentionMap) -> Compared:
+    """Two maps of one sequence, such as a trained network's and that of the attention it implements."""
+    if found.weights.shape != wanted.weights.shape or found.reduce != wanted.reduce:
+        shapes = [f"{one.weights.shape} by {one.reduce}" for one in (found, wanted)]
+        raise UnderhoodError("expected two maps of the same shape and reduction", " and ".join(shapes))
+    rows, columns = np.tril_indices(found.weights.shape[1])
+    ours, theirs = (np.asarray(one.weights, np.float64)[:, rows, columns].ravel() for one in (found, wanted))
+    difference = np.max(np.abs(ours - theirs)) / max(float(np.max(np.abs(theirs))), np.finfo(np.float64).tiny)
+    ours, theirs = ours - ours.mean(), theirs - theirs.mean()
+    spread = float(np.linalg.norm(ours) * np.linalg.norm(theirs))
+    return Compared(float(ours @ theirs) / spread if spread else 1.0, float(difference))
