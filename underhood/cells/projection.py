@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax
@@ -55,6 +55,10 @@ class Projection(Part):
     def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
         return _biased(x @ self.weight.T, self.bias)
 
+    def __getitem__(self, rows: Any) -> Projection:
+        """Some of its outputs."""
+        return Projection(self.weight[rows], None if self.bias is None else self.bias[rows])
+
     def shared(self, x: Shares) -> Shares:
         return x.linear(self.weight, self.bias)
 
@@ -79,6 +83,9 @@ class Headwise(Part):
     @property
     def columns(self) -> int:
         return self.weight.shape[0] * self.weight.shape[2]
+
+    def shared(self, x: Shares) -> Shares:
+        return x.linear(jax.scipy.linalg.block_diag(*self.weight), self.bias)
 
     def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
         blocks = x.reshape(len(x), self.weight.shape[0], -1)

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Inexact
+from jaxtyping import Array, Float, Inexact
+
+from underhood.cells.memory import Signals, memory_scan
 
 LEAF = 16  # steps that are done one after another
 TILE = 2**26  # bytes
@@ -17,18 +21,34 @@ TILE = 2**26  # bytes
 Tile = tuple[slice, slice, Inexact[np.ndarray, "n rows columns"]]
 
 
-def score_tiles(
-    q: Inexact[np.ndarray, "t h k"],
-    k: Inexact[np.ndarray, "t h k"],
-    log_decay: Inexact[np.ndarray, "t h"] | Inexact[np.ndarray, "t h k"],
-    *,
-    width: int = 1,
-) -> Iterator[Tile]:
+def score_tiles(signals: Signals, *, width: int = 1) -> Iterator[Tile]:
     """The tiles of all pairs s < t; `width` numbers for each score fit in `TILE`."""
-    if log_decay.ndim == 2:
-        log_decay = log_decay[:, :, None]
-    size = width * q.shape[1] * np.result_type(q, k, log_decay).itemsize
-    yield from _halved(q, k, log_decay, 0, len(q), TILE // size)
+    q, k, log_decay = (np.asarray(one) for one in (signals.q, signals.k, signals.log_decay))
+    most = TILE // (width * q.shape[1] * np.result_type(q, k, log_decay).itemsize)
+    if signals.left is not None:
+        yield from _columns(signals, most)
+    else:
+        yield from _halved(q, k, log_decay if log_decay.ndim == 3 else log_decay[:, :, None], 0, len(q), most)
+
+
+def _columns(signals: Signals, most: int) -> Iterator[Tile]:
+    """The memory's own scan, with the identity as values."""
+    length, heads = signals.q.shape[:2]
+    count = min(length, max(1, most // length))
+    for start in range(0, length, count):
+        stop = min(start + count, length)
+        values = jnp.eye(length, count, -start, dtype=signals.q.dtype)[:, None]
+        scores = remember(signals._replace(v=jnp.broadcast_to(values, (length, heads, count))))
+        tile = np.array(scores.transpose(1, 0, 2)[:, start:, : stop - start])
+        tile[:, np.arange(stop - start), np.arange(stop - start)] = 0
+        yield slice(start, length), slice(start, stop), tile
+
+
+@jax.jit
+def remember(signals: Signals) -> Float[Array, "t h v"]:
+    """The memory's outputs from an empty one."""
+    sizes = (*signals.q.shape[1:], signals.v.shape[2])
+    return memory_scan(jnp.zeros(sizes, jnp.result_type(*signals[:4])), signals)[0]
 
 
 def _halved(q, k, log_decay, start: int, stop: int, most: int) -> Iterator[Tile]:

@@ -11,23 +11,25 @@ what a memory gives when the present reads it belongs to the memory, and a produ
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Inexact
 
-from underhood.cells.memory import Signals, memory_scan
-from underhood.cells.scores import Tile, score_tiles
-
-if TYPE_CHECKING:
-    from underhood.cells.convolution import Convolution
+from underhood.cells.convolution import Convolution
+from underhood.cells.linear import dense
+from underhood.cells.memory import Signals
+from underhood.cells.scores import TILE, Tile, remember, score_tiles
+from underhood.memory import require_memory
 
 Signal = Inexact[np.ndarray, "t n"]
 Block = Inexact[np.ndarray, "n rows columns"]
+ROWS = 64  # of a product that skips what is above the diagonal
 Map = Callable[[Block, slice], Block]  # shares of some rows, through what acts on each step alone
 
 
@@ -36,7 +38,11 @@ class Past:
     """past[t, s] for s < t, a tile at a time: those of a memory or an array, each through `map`."""
 
     tiles: Callable[[], Iterator[Tile]]
-    map: Map
+    map: Map = lambda block, _: block
+
+    @classmethod
+    def of(cls, array: Inexact[np.ndarray, "n t t"]) -> Past:
+        return cls(lambda: _rows(array))
 
     def __iter__(self) -> Iterator[Tile]:
         for rows, columns, block in self.tiles():
@@ -44,6 +50,14 @@ class Past:
 
     def then(self, map_: Map) -> Past:
         return replace(self, map=lambda block, rows: map_(self.map(block, rows), rows))
+
+    def array(self, size: int, length: int, dtype: np.dtype) -> Inexact[np.ndarray, "n t t"]:
+        """All of it."""
+        require_memory(2 * size * length * length * dtype.itemsize, f"the shares of {length} steps in {size} channels")
+        whole = np.zeros((size, length, length), dtype)
+        for rows, columns, block in self:
+            whole[:, rows, columns] += block
+        return whole
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ class Shares:
     held: bool = False
     """Whether an activation that is no gate was held."""
     scores: Callable[[], Iterator[Tile]] | None = None
-    """Those of the last memory, one map a head or channel."""
+    """Those of the memory, one map a head or channel; None where a signal passed several or none."""
 
     @classmethod
     def of(cls, xs: Signal, *, by_value: bool) -> Shares:
@@ -72,9 +86,12 @@ class Shares:
 
     def linear(self, weight: Any, bias: Any = None) -> Shares:
         """W x + b."""
-        dense = np.asarray(weight) if isinstance(weight, jax.Array | np.ndarray) else weight.dense()
-        made = self._each(lambda signal: signal @ dense.T, lambda block, _: np.tensordot(dense, block, 1))
+        matrix = dense(weight)
+        made = self._each(lambda signal: signal @ matrix.T, lambda block, _: np.tensordot(matrix, block, 1))
         return made if bias is None else made.plus(bias)
+
+    def real(self) -> Shares:
+        return self._each(np.real, lambda block, _: np.real(block))
 
     def plus(self, constant: Any) -> Shares:
         """x + b, which belongs to its step."""
@@ -85,77 +102,142 @@ class Shares:
         gains = np.broadcast_to(np.asarray(gain), self.value.shape)
         return self._each(lambda signal: gains * signal, lambda block, rows: gains[rows].T[:, :, None] * block)
 
-    def __add__(self, other: Shares) -> Shares:
-        if self.past is None or other.past is None:
-            past = self.past or other.past
-        else:
-            past = _together(self.past, other.past, lambda one, two, _: one + two)
-        held, scores = self.held or other.held, self.scores or other.scores
-        return replace(
-            self, value=self.value + other.value, own=self.own + other.own, past=past, held=held, scores=scores
-        )
-
-    def activated(self, function: Callable[[Any], Any]) -> Shares:
-        """f(x) with f(x) − f(0) = (f(x) − f(0))/x ⊙ x held; f(0) is its step's own."""
-        zero = jnp.zeros((), self.value.dtype)
-        start, slope = jax.jvp(function, (zero,), (jnp.ones_like(zero),))
-        value, nought = np.asarray(function(jnp.asarray(self.value))), self.value == 0
-        gains = np.where(nought, np.asarray(slope), (value - np.asarray(start)) / np.where(nought, 1, self.value))
-        made = self.scaled(gains).plus(start)
-        return replace(made, held=self.held or self.past is not None)
-
     def centred(self, heads: int) -> Shares:
         """x − mean x over each head."""
         size = self.value.shape[1] // heads
         blocks = np.eye(size, dtype=self.value.dtype) - self.value.dtype.type(1 / size)
         return self.linear(np.kron(np.eye(heads, dtype=self.value.dtype), blocks))
 
-    def banded(self, convolution: Convolution) -> Shares:
-        """A causal convolution: it spreads shares, unless values count as their own step's."""
-        past = convolution.initial_past()
+    def __add__(self, other: Shares) -> Shares:
+        past = self._with(other, lambda one, two, _: one + two)
+        return replace(
+            self,
+            value=self.value + other.value,
+            own=self.own + other.own,
+            past=past,
+            held=self.held or other.held,
+            scores=self.scores or other.scores,
+        )
 
-        def through(signal: Signal) -> Signal:
-            return np.asarray(_convolve(convolution, jnp.asarray(signal), past))
+    def times(self, other: Shares) -> Shares:
+        """x ⊙ y, by the rule above."""
+        gain_one, gain_other = ((one.own + (one.value - one.own) / 2).T[:, :, None] for one in (self, other))
+        past = self._with(other, lambda one, two, rows: gain_other[:, rows] * one + gain_one[:, rows] * two)
+        value, own, held = self.value * other.value, self.own * other.own, self.held or other.held
+        return replace(self, value=value, own=own, past=past, held=held, scores=None)
 
-        if self.past is None and self.by_value:
-            value = through(self.value)
+    def _with(self, other: Shares, combine: Callable[[Block | float, Block | float, slice], Block]) -> Past | None:
+        """The shares of a sum or product of two signals."""
+        one, two = self.past, other.past
+        if one is None or two is None:
+            if one is not None:
+                return one.then(lambda block, rows: combine(block, 0.0, rows))
+            return None if two is None else two.then(lambda block, rows: combine(0.0, block, rows))
+        if one.tiles is two.tiles:
+            return Past(one.tiles, lambda block, rows: combine(one.map(block, rows), two.map(block, rows), rows))
+        size = self.value.shape[1]
+        both = np.concatenate([self.array(), other.array()])
+        return Past(lambda: _rows(both), lambda block, rows: combine(block[:size], block[size:], rows))
+
+    def activated(self, function: Callable[[Any], Any]) -> Shares:
+        """f(x) with f(x) − f(0) = (f(x) − f(0))/x ⊙ x held; f(0) is its step's own."""
+        made = self.scaled(secant(function, self.value))
+        return replace(made.plus(function(jnp.zeros((), self.value.dtype))), held=self.held or self.past is not None)
+
+    def opened(self, function: Callable[[Any], Any]) -> Shares:
+        """f(x) as a factor: f of what is its own step's, and the rest in the shares of the past of x."""
+        if self.past is None:
+            value = np.asarray(function(jnp.asarray(self.value)))
             return replace(self, value=value, own=value)
-        raise NotImplementedError
+        gained = self.scaled(secant(function, self.value, self.own))
+        own = np.asarray(function(jnp.asarray(self.own)))
+        return replace(gained, value=gained.value - gained.own + own, own=own, held=True)
+
+    def banded(self, convolution: Convolution) -> Shares:
+        """A causal convolution, which spreads shares, unless values count as their own step's."""
+        value = np.asarray(_convolve(convolution, jnp.asarray(self.value)))
+        if self.past is None and self.by_value:
+            return replace(self, value=value, own=value)
+        whole, kernel = self.array(own=True), np.asarray(convolution.weight)[:, ::-1, None, None]
+        spread = kernel[:, 0] * whole
+        for lag in range(1, min(convolution.width, len(value))):
+            spread[:, lag:] += kernel[:, lag] * whole[:, :-lag]
+        made = self._split(value, spread)
+        return made if convolution.bias is None else replace(made, own=made.own + np.asarray(convolution.bias))
 
     def remembered(self, q: Any, k: Any, log_decay: Any, left: Any = None, right: Any = None) -> Shares:
         """The outputs of the matrix memory with these signals that x enters, by head, as values."""
         values = jnp.asarray(self.value.reshape(len(q), q.shape[1], -1))
-        total = np.asarray(_remember(Signals(q, k, values, log_decay, left, right))).reshape(self.value.shape)
-        q, k, log_decay = (np.asarray(one) for one in (q, k, log_decay))
-        score = np.repeat(np.sum(q * k, axis=2), values.shape[2], axis=1)
-
-        def tiles() -> Iterator[Tile]:
+        signals = Signals(q, k, values, log_decay, left, right)
+        total, tiles = np.asarray(remember(signals)).reshape(self.value.shape), functools.partial(score_tiles, signals)
+        scores = np.sum(np.asarray(q) * np.asarray(k), axis=2)
+        own = np.repeat(scores, values.shape[2], axis=1) * self.own
+        if self.past is None:
             entered = self.own.T.reshape(q.shape[1], -1, 1, len(q))
-            for rows, columns, scores in score_tiles(q, k, log_decay, width=values.shape[2]):
-                block = scores[:, None] * entered[..., columns]
-                yield rows, columns, block.reshape(-1, *block.shape[2:])
 
-        return replace(
-            self,
-            value=total,
-            own=score * self.own,
-            past=Past(tiles, lambda block, _: block),
-            scores=lambda: score_tiles(q, k, log_decay),
-        )
+            def of_own() -> Iterator[Tile]:
+                for rows, columns, scores in tiles(width=values.shape[2]):
+                    block = scores[:, None] * entered[..., columns]
+                    yield rows, columns, block.reshape(-1, *block.shape[2:])
+
+            return replace(self, value=total, own=own, past=Past(of_own), scores=tiles)
+        passed = Past(tiles).array(q.shape[1], len(q), np.asarray(scores).dtype)
+        passed[:, np.arange(len(q)), np.arange(len(q))] = scores.T
+        whole = self.array(own=True).reshape(q.shape[1], -1, len(q), len(q))
+        made = np.zeros(whole.shape, np.result_type(whole, passed))
+        for start in range(0, len(q), ROWS):
+            stop = min(start + ROWS, len(q))
+            np.matmul(passed[:, None, start:stop, :stop], whole[:, :, :stop, :stop], out=made[:, :, start:stop, :stop])
+        return replace(self._split(total, made.reshape(-1, len(q), len(q))), scores=None)
+
+    def accumulated(self, log_factors: Any) -> Shares:
+        """h_t = a_t ⊙ h_{t-1} + x_t: memories of one number."""
+        ones = jnp.ones((*self.value.shape, 1), self.value.dtype)
+        return self.remembered(ones, ones, jnp.broadcast_to(jnp.asarray(log_factors), self.value.shape))
+
+    def recurrent(self, keep: Any, left: Any, matrix: Any, right: Any, *, held: bool = False) -> Shares:
+        """h_t = keep_t ⊙ h_{t-1} + left_t ⊙ V (right_t ⊙ h_{t-1}) + x_t; `held` where an activation is in there."""
+        keep, left, right = (np.broadcast_to(np.asarray(one), self.value.shape) for one in (keep, left, right))
+        whole, matrix = self.array(own=True), np.asarray(matrix)
+        value, state = np.zeros_like(self.value), np.zeros(self.value.shape[1:], self.value.dtype)
+        for t in range(len(value)):
+            state = value[t] = keep[t] * state + left[t] * (matrix @ (right[t] * state)) + self.value[t]
+            if t > 0:
+                before = whole[:, t - 1, :t]
+                kept = left[t][:, None] * (matrix @ (right[t][:, None] * before))
+                whole[:, t, :t] += keep[t][:, None] * before + kept
+        return replace(self._split(value, whole), held=self.held or held, scores=None)
+
+    def array(self, *, own: bool = False) -> Inexact[np.ndarray, "n t t"]:
+        """Shares of the past, and with `own` those of the present on the diagonal."""
+        length, size = self.value.shape
+        whole = (self.past or Past(lambda: iter(()))).array(size, length, self.own.dtype)
+        if own:
+            whole[:, np.arange(length), np.arange(length)] = self.own.T
+        return whole
+
+    def _split(self, value: Signal, whole: Inexact[np.ndarray, "n t t"]) -> Shares:
+        step = np.arange(len(value))
+        own = whole[:, step, step].T.copy()
+        whole[:, step, step] = 0
+        return replace(self, value=value, own=own, past=Past.of(whole))
+
+
+def _rows(array: Inexact[np.ndarray, "n t t"]) -> Iterator[Tile]:
+    count = max(1, TILE // max(1, array[:, 0].nbytes))
+    for start in range(0, array.shape[1], count):
+        rows = slice(start, min(start + count, array.shape[1]))
+        yield rows, slice(0, rows.stop), array[:, rows, : rows.stop]
+
+
+def secant(function: Callable[[Any], Any], to: Signal, start: Signal | None = None) -> Signal:
+    """(f(x) − f(y))/(x − y), and f'(y) where they are one; y is 0 unless it is given."""
+    start = np.zeros_like(to) if start is None else start
+    base, slope = jax.jvp(function, (jnp.asarray(start),), (jnp.ones(start.shape, start.dtype),))
+    rise, run = np.asarray(function(jnp.asarray(to)) - base), to - start
+    return np.where(run == 0, np.asarray(slope), rise / np.where(run == 0, 1, run))
 
 
 @jax.jit
-def _remember(signals: Signals) -> Any:
-    sizes = (*signals.q.shape[1:], signals.v.shape[2])
-    return memory_scan(jnp.zeros(sizes, jnp.result_type(*signals[:4])), signals)[0]
-
-
-@jax.jit
-def _convolve(convolution: Convolution, signal: Any, past: Any) -> Any:
-    return convolution.scan(signal, past)[0]
-
-
-def _together(one: Past, other: Past, combine: Callable[[Block, Block, slice], Block]) -> Past:
-    """Two signals that came of the same memory."""
-    assert one.tiles is other.tiles
-    return Past(one.tiles, lambda block, rows: combine(one.map(block, rows), other.map(block, rows), rows))
+def _convolve(convolution: Convolution, signal: Any) -> Any:
+    return convolution.scan(signal, convolution.initial_past())[0]
