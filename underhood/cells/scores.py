@@ -6,7 +6,7 @@ With a decay, α of the steps after a moment m and before it is a product of two
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from underhood.cells.memory import Signals, memory_scan
 LEAF = 16  # steps that are done one after another
 TILE = 2**26  # bytes
 
+Signal = Inexact[np.ndarray, "t h k"]
+Sums = tuple[Signal, Signal]
 Tile = tuple[slice, slice, Inexact[np.ndarray, "n rows columns"]]
 
 
@@ -51,30 +53,28 @@ def remember(signals: Signals) -> Float[Array, "t h v"]:
     return memory_scan(jnp.zeros(sizes, jnp.result_type(*signals[:4])), signals)[0]
 
 
-def _halved(q, k, log_decay, start: int, stop: int, most: int) -> Iterator[Tile]:
+def _halved(q: Signal, k: Signal, log_decay: Signal, start: int, stop: int, most: int) -> Generator[Tile, None, Sums]:
+    """Yields tiles; returns Σ_{start≤r≤t} log a_r and Σ_{s<r<stop} log a_r, of which longer stretches make theirs."""
     if stop - start <= LEAF:
-        yield slice(start, stop), slice(start, stop), _leaf(q[start:stop], k[start:stop], log_decay[start:stop])
-        return
+        own = log_decay[start:stop]
+        yield slice(start, stop), slice(start, stop), _leaf(q[start:stop], k[start:stop], own)
+        return np.cumsum(own, axis=0), np.concatenate([np.cumsum(own[:0:-1], axis=0)[::-1], np.zeros_like(own[:1])])
     middle = (start + stop) // 2
-    after = np.exp(np.cumsum(log_decay[middle:stop], axis=0))
-    before = np.exp(np.cumsum(log_decay[start + 1 : middle][::-1], axis=0)[::-1])
-    asked = (q[middle:stop] * after).transpose(1, 0, 2)
-    written = k[start:middle].copy()
-    written[:-1] *= before
-    written = written.transpose(1, 2, 0)
-    columns = middle - start
-    count = max(1, most // columns)
+    first, before = yield from _halved(q, k, log_decay, start, middle, most)
+    after, last = yield from _halved(q, k, log_decay, middle, stop, most)
+    asked = np.ascontiguousarray((q[middle:stop] * np.exp(after)).swapaxes(0, 1))
+    written = np.ascontiguousarray((k[start:middle] * np.exp(before)).transpose(1, 2, 0))
+    count = max(1, most // (middle - start))
     for row in range(0, stop - middle, count):
         rows = slice(middle + row, min(middle + row + count, stop))
         yield rows, slice(start, middle), asked[:, row : row + count] @ written
-    yield from _halved(q, k, log_decay, start, middle, most)
-    yield from _halved(q, k, log_decay, middle, stop, most)
+    return np.concatenate([first, first[-1] + after]), np.concatenate([before + after[-1], last])
 
 
-def _leaf(q, k, log_decay) -> Inexact[np.ndarray, "h t t"]:
+def _leaf(q: Signal, k: Signal, log_decay: Signal) -> Inexact[np.ndarray, "h t t"]:
     scores = np.zeros((q.shape[1], len(q), len(q)), np.result_type(q, k, log_decay))
     sums = np.zeros(np.broadcast_shapes(k.shape, log_decay.shape), log_decay.dtype)
     for t in range(1, len(q)):
         sums[:t] += log_decay[t]
-        scores[:, t, :t] = np.einsum("hk,shk,shk->hs", q[t], k[:t], np.exp(sums[:t]))
+        scores[:, t, :t] = np.sum(q[t] * k[:t] * np.exp(sums[:t]), axis=2).T
     return scores

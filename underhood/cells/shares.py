@@ -39,6 +39,17 @@ class Past:
 
     tiles: Callable[[], Iterator[Tile]]
     map: Map = lambda block, _: block
+    rescaled: Callable[[Signal], Past] | None = None
+    """The same with a gain for each row, where the tiles can be made so."""
+
+    @classmethod
+    def of_scores(cls, signals: Signals) -> Past:
+        """Those of a memory whose keys are times its values, one a head: gains go into the queries."""
+
+        def rescaled(gains: Signal) -> Past:
+            return cls.of_scores(signals._replace(q=signals.q * gains[:, :, None]))
+
+        return cls(functools.partial(score_tiles, signals), rescaled=rescaled)
 
     @classmethod
     def of(cls, array: Inexact[np.ndarray, "n t t"]) -> Past:
@@ -49,7 +60,7 @@ class Past:
             yield rows, columns, self.map(block, rows)
 
     def then(self, map_: Map) -> Past:
-        return replace(self, map=lambda block, rows: map_(self.map(block, rows), rows))
+        return Past(self.tiles, lambda block, rows: map_(self.map(block, rows), rows))
 
     def array(self, size: int, length: int, dtype: np.dtype) -> Inexact[np.ndarray, "n t t"]:
         """All of it."""
@@ -100,7 +111,9 @@ class Shares:
     def scaled(self, gain: Any) -> Shares:
         """g ⊙ x, with one g for all steps or for each."""
         gains = np.broadcast_to(np.asarray(gain), self.value.shape)
-        return self._each(lambda signal: gains * signal, lambda block, rows: gains[rows].T[:, :, None] * block)
+        made = self._each(lambda signal: gains * signal, lambda block, rows: gains[rows].T[:, :, None] * block)
+        known = self.past is not None and self.past.rescaled
+        return replace(made, past=known(gains)) if known else made
 
     def centred(self, heads: int) -> Shares:
         """x − mean x over each head."""
@@ -109,7 +122,10 @@ class Shares:
         return self.linear(np.kron(np.eye(heads, dtype=self.value.dtype), blocks))
 
     def __add__(self, other: Shares) -> Shares:
-        past = self._with(other, lambda one, two, _: one + two)
+        if self.past is None or other.past is None:
+            past = self.past or other.past
+        else:
+            past = self._with(other, lambda one, two, _: one + two)
         return replace(
             self,
             value=self.value + other.value,
@@ -121,18 +137,17 @@ class Shares:
 
     def times(self, other: Shares) -> Shares:
         """x ⊙ y, by the rule above."""
+        if self.past is None or other.past is None:
+            return self.scaled(other.value) if other.past is None else other.scaled(self.value)
         gain_one, gain_other = ((one.own + (one.value - one.own) / 2).T[:, :, None] for one in (self, other))
         past = self._with(other, lambda one, two, rows: gain_other[:, rows] * one + gain_one[:, rows] * two)
         value, own, held = self.value * other.value, self.own * other.own, self.held or other.held
         return replace(self, value=value, own=own, past=past, held=held, scores=None)
 
-    def _with(self, other: Shares, combine: Callable[[Block | float, Block | float, slice], Block]) -> Past | None:
-        """The shares of a sum or product of two signals."""
+    def _with(self, other: Shares, combine: Callable[[Block, Block, slice], Block]) -> Past:
+        """The shares of a sum or product of two signals that have some."""
         one, two = self.past, other.past
-        if one is None or two is None:
-            if one is not None:
-                return one.then(lambda block, rows: combine(block, 0.0, rows))
-            return None if two is None else two.then(lambda block, rows: combine(0.0, block, rows))
+        assert one is not None and two is not None
         if one.tiles is two.tiles:
             return Past(one.tiles, lambda block, rows: combine(one.map(block, rows), two.map(block, rows), rows))
         size = self.value.shape[1]
@@ -173,14 +188,11 @@ class Shares:
         scores = np.sum(np.asarray(q) * np.asarray(k), axis=2)
         own = np.repeat(scores, values.shape[2], axis=1) * self.own
         if self.past is None:
-            entered = self.own.T.reshape(q.shape[1], -1, 1, len(q))
-
-            def of_own() -> Iterator[Tile]:
-                for rows, columns, scores in tiles(width=values.shape[2]):
-                    block = scores[:, None] * entered[..., columns]
-                    yield rows, columns, block.reshape(-1, *block.shape[2:])
-
-            return replace(self, value=total, own=own, past=Past(of_own), scores=tiles)
+            if values.shape[2] == 1:  # nothing but another key
+                past = Past.of_scores(signals._replace(k=k * self.own[:, :, None]))
+            else:
+                past = Past(functools.partial(self._by_head, tiles, values.shape[2]))
+            return replace(self, value=total, own=own, past=past, scores=tiles)
         passed = Past(tiles).array(q.shape[1], len(q), np.asarray(scores).dtype)
         passed[:, np.arange(len(q)), np.arange(len(q))] = scores.T
         whole = self.array(own=True).reshape(q.shape[1], -1, len(q), len(q))
@@ -189,6 +201,13 @@ class Shares:
             stop = min(start + ROWS, len(q))
             np.matmul(passed[:, None, start:stop, :stop], whole[:, :, :stop, :stop], out=made[:, :, start:stop, :stop])
         return replace(self._split(total, made.reshape(-1, len(q), len(q))), scores=None)
+
+    def _by_head(self, scores: Callable[..., Iterator[Tile]], width: int) -> Iterator[Tile]:
+        """Scores times values."""
+        values = self.own.T.reshape(-1, width, 1, len(self.own))
+        for rows, columns, tile in scores(width=width):
+            block = tile[:, None] * values[..., columns]
+            yield rows, columns, block.reshape(-1, *block.shape[2:])
 
     def accumulated(self, log_factors: Any) -> Shares:
         """h_t = a_t ⊙ h_{t-1} + x_t: memories of one number."""
