@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from underhood.identify.attention_map import attention_map
     from underhood.identify.disguise import disguise
     from underhood.identify.found import Found
-    from underhood.identify.maps import AttentionMap
+    from underhood.identify.maps import AttentionMap, compare_maps
     from underhood.interop.foreign import decompile, probe
     from underhood.interop.pretrained import from_pretrained
     from underhood.interop.torch import from_torch, to_torch
@@ -64,6 +64,7 @@ _EXPORTS = {
     "Found": "identify.found",
     "attention_map": "identify.attention_map",
     "AttentionMap": "identify.maps",
+    "compare_maps": "identify.maps",
     "TeacherStudent": "data",
     "LinearRegression": "data",
     "FitConfig": "fit.config",
@@ -111,6 +112,7 @@ __all__ = [
     "UnderhoodError",
     "attend",
     "attention_map",
+    "compare_maps",
     "compile",
     "decompile",
     "disguise",

@@ -26,7 +26,7 @@ from underhood.storage.outputs import NPZ, PAGE, PNG, Kind
 SUFFIXES: dict[str, Kind] = {".html": PAGE, ".png": PNG, ".npz": NPZ}
 MOST_NUMBERS = 2_000_000  # some 11 MB as text: a page beyond it is slow to open
 REDUCTIONS: tuple[Reduce, ...] = ("norm", "sum", "none")
-WHOLE: dict[Reduce, str] = {"norm": "size of the contribution", "sum": "sum of its coordinates"}
+WHOLE: dict[Reduce, str] = {"norm": "norm (size)", "sum": "sum (with sign)"}
 ROUNDING, MISLEADING = 1e-6, 0.5  # unexplained: less is rounding, more is most of what the model does
 
 
