@@ -26,7 +26,7 @@ def main(seed=0, out=None):
     maps = {"attention": uh.attention_map(attention, xs), "Mamba": uh.attention_map(mamba, xs)}
     same = uh.compare_maps(maps["Mamba"], maps["attention"])
     print(f"{maps['Mamba'].kind} map; unexplained: {maps['Mamba'].completeness:.1e} of the outputs")
-    print(f"correlation {same.correlation:.12f}, largest difference {same.difference:.1e} of the largest entry")
+    print(f"correlation {same.correlation:.12f}, largest difference {same.largest_difference:.1e} of the largest entry")
 
     t = len(WORDS) - 1
     size = np.linalg.norm(maps["Mamba"].contributions(t), axis=1)

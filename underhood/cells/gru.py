@@ -99,7 +99,9 @@ class GRU(AbstractModel):
         gates = gates_of(self, x.value, self(x.value))
         reset, update = jax.nn.sigmoid(gates[:, RESET]), jax.nn.sigmoid(gates[:, UPDATE])
         driven = x.linear(self.u[CANDIDATE], self.b[CANDIDATE])
-        candidate = driven.value + ((reset * hs) @ self.v[CANDIDATE].T if self.b_hn is None else reset * (hs @ self.v[CANDIDATE].T + self.b_hn))
+        candidate = driven.value + (
+            (reset * hs) @ self.v[CANDIDATE].T if self.b_hn is None else reset * (hs @ self.v[CANDIDATE].T + self.b_hn)
+        )
         gain = update * secant(jnp.tanh, candidate)
         if self.b_hn is None:
             return driven.scaled(gain).recurrent(1 - update, gain, self.v[CANDIDATE], reset, held=True)

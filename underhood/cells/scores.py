@@ -1,7 +1,8 @@
 """α[t, s] = q_t · (A_t ⋯ A_{s+1}) k_s, s < t: the scores of a matrix memory, a tile of the map at a time.
 
 With a decay, α of the steps after a moment m and before it is a product of two matrices, (q_t e^{Σ_{m≤r≤t} log a_r}) ·
-(k_s e^{Σ_{s<r<m} log a_r}): no exponent is positive, and nothing is divided. A sequence is halved until few steps are left.
+(k_s e^{Σ_{s<r<m} log a_r}): no exponent is positive, and nothing is divided. A sequence is halved until few steps are
+left. With rank one beside the decay, the memory's own scan has the identity for values.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float, Inexact
 from underhood.cells.memory import Signals, memory_scan
 
 LEAF = 16  # steps that are done one after another
-TILE = 2**26  # bytes
+TILE = 2**22  # bytes
 
 Signal = Inexact[np.ndarray, "t h k"]
 Sums = tuple[Signal, Signal]

@@ -1,8 +1,8 @@
 """x_t = own_t + Σ_{s<t} past[t, s]: a signal as a sum of what each step gave to it, carried through a layer.
 
 A layer with its gates held at their values is linear: its `_shared` says how each step's share passes through, in the
-operations below, which are those of its `_scan`. What a step adds by itself, a bias for example, is its own. Activations
-become factors, f(u) − f(0) = (f(u)/u) u. Where both factors of a product have shares, a ⊙ b,
+operations below, which are those of its `_scan`. What a step adds by itself, such as a bias, is its own. Activations
+become factors, f(u) − f(0) = ((f(u) − f(0))/u) u. Where both factors of a product a ⊙ b have shares,
 
     own_t = a_t ⊙ b_t,   past[t, s] = a_s ⊙ (b_t + ½ Σ_{r<t} b_r) + b_s ⊙ (a_t + ½ Σ_{r<t} a_r):
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ class Past:
             yield rows, columns, self.map(block, rows)
 
     def then(self, map_: Map) -> Past:
-        return Past(self.tiles, lambda block, rows: map_(self.map(block, rows), rows))
+        return Past(self.tiles, _after(self.map, map_))
 
     def array(self, size: int, length: int, dtype: np.dtype) -> Inexact[np.ndarray, "n t t"]:
         """All of it."""
@@ -69,6 +69,15 @@ class Past:
         for rows, columns, block in self:
             whole[:, rows, columns] += block
         return whole
+
+
+@dataclass(frozen=True)
+class Scores:
+    """α[t, s] of a memory, one map a head, or a channel where each has a memory of its own."""
+
+    own: Inexact[np.ndarray, "t h"]
+    past: Callable[[], Iterator[Tile]]
+    sort: Literal["head", "channel"]
 
 
 @dataclass(frozen=True)
@@ -82,8 +91,10 @@ class Shares:
     """Whether what enters a memory counts as its own step's, also where a convolution made it of several."""
     held: bool = False
     """Whether an activation that is no gate was held."""
-    scores: Callable[[], Iterator[Tile]] | None = None
-    """Those of the memory, one map a head or channel; None where a signal passed several or none."""
+    scores: Scores | None = None
+    """Those of the memory that it came through; None where there was none, or more than one."""
+    factors: tuple[Shares, Shares, Map] | None = None
+    """Those of the product that it came of, and what became of it since."""
 
     @classmethod
     def of(cls, xs: Signal, *, by_value: bool) -> Shares:
@@ -93,7 +104,8 @@ class Shares:
     def _each(self, function: Callable[[Signal], Signal], map_: Map) -> Shares:
         """What acts on each step alone."""
         past = None if self.past is None else self.past.then(map_)
-        return replace(self, value=function(self.value), own=function(self.own), past=past)
+        factors = None if self.factors is None else (*self.factors[:2], _after(self.factors[2], map_))
+        return replace(self, value=function(self.value), own=function(self.own), past=past, factors=factors)
 
     def linear(self, weight: Any, bias: Any = None) -> Shares:
         """W x + b."""
@@ -102,7 +114,7 @@ class Shares:
         return made if bias is None else made.plus(bias)
 
     def real(self) -> Shares:
-        return self._each(np.real, lambda block, _: np.real(block))
+        return replace(self._each(np.real, lambda block, _: np.real(block)), scores=None)
 
     def plus(self, constant: Any) -> Shares:
         """x + b, which belongs to its step."""
@@ -142,7 +154,26 @@ class Shares:
         gain_one, gain_other = ((one.own + (one.value - one.own) / 2).T[:, :, None] for one in (self, other))
         past = self._with(other, lambda one, two, rows: gain_other[:, rows] * one + gain_one[:, rows] * two)
         value, own, held = self.value * other.value, self.own * other.own, self.held or other.held
-        return replace(self, value=value, own=own, past=past, held=held, scores=None)
+        factors = self, other, lambda block, _: block
+        return replace(self, value=value, own=own, past=past, held=held, scores=None, factors=factors)
+
+    def pairs(self, t: int) -> Inexact[np.ndarray, "n r s"]:
+        """a_r ⊙ b_s of the product at step t that this came of, through what followed it."""
+        assert self.factors is not None
+        *factors, after = self.factors
+        one, two = (factor.row(t) for factor in factors)
+        products = one[:, :, None] * two[:, None]
+        return after(products.reshape(len(products), 1, -1), slice(t, t + 1)).reshape(-1, t + 1, t + 1)
+
+    def row(self, t: int) -> Inexact[np.ndarray, "n s"]:
+        """What steps 0 … t gave to step t."""
+        row = np.zeros((self.own.shape[1], t + 1), self.own.dtype)
+        row[:, t] = self.own[t]
+        for rows, columns, block in self.past.tiles() if self.past else ():
+            if rows.start <= t < rows.stop:
+                here = block[:, t - rows.start : t - rows.start + 1, : t + 1 - columns.start]
+                row[:, columns] += self.past.map(here, slice(t, t + 1))[:, 0]
+        return row
 
     def _with(self, other: Shares, combine: Callable[[Block, Block, slice], Block]) -> Past:
         """The shares of a sum or product of two signals that have some."""
@@ -177,7 +208,7 @@ class Shares:
         spread = kernel[:, 0] * whole
         for lag in range(1, min(convolution.width, len(value))):
             spread[:, lag:] += kernel[:, lag] * whole[:, :-lag]
-        made = self._split(value, spread)
+        made = self.made_of(value, spread)
         return made if convolution.bias is None else replace(made, own=made.own + np.asarray(convolution.bias))
 
     def remembered(self, q: Any, k: Any, log_decay: Any, left: Any = None, right: Any = None) -> Shares:
@@ -186,13 +217,13 @@ class Shares:
         signals = Signals(q, k, values, log_decay, left, right)
         total, tiles = np.asarray(remember(signals)).reshape(self.value.shape), functools.partial(score_tiles, signals)
         scores = np.sum(np.asarray(q) * np.asarray(k), axis=2)
-        own = np.repeat(scores, values.shape[2], axis=1) * self.own
+        own, sort = np.repeat(scores, values.shape[2], axis=1) * self.own, "channel" if values.shape[2] == 1 else "head"
         if self.past is None:
             if values.shape[2] == 1:  # nothing but another key
                 past = Past.of_scores(signals._replace(k=k * self.own[:, :, None]))
             else:
                 past = Past(functools.partial(self._by_head, tiles, values.shape[2]))
-            return replace(self, value=total, own=own, past=past, scores=tiles)
+            return replace(self, value=total, own=own, past=past, scores=Scores(scores, tiles, sort), factors=None)
         passed = Past(tiles).array(q.shape[1], len(q), np.asarray(scores).dtype)
         passed[:, np.arange(len(q)), np.arange(len(q))] = scores.T
         whole = self.array(own=True).reshape(q.shape[1], -1, len(q), len(q))
@@ -200,7 +231,7 @@ class Shares:
         for start in range(0, len(q), ROWS):
             stop = min(start + ROWS, len(q))
             np.matmul(passed[:, None, start:stop, :stop], whole[:, :, :stop, :stop], out=made[:, :, start:stop, :stop])
-        return replace(self._split(total, made.reshape(-1, len(q), len(q))), scores=None)
+        return self.made_of(total, made.reshape(-1, len(q), len(q)))
 
     def _by_head(self, scores: Callable[..., Iterator[Tile]], width: int) -> Iterator[Tile]:
         """Scores times values."""
@@ -225,7 +256,7 @@ class Shares:
                 before = whole[:, t - 1, :t]
                 kept = left[t][:, None] * (matrix @ (right[t][:, None] * before))
                 whole[:, t, :t] += keep[t][:, None] * before + kept
-        return replace(self._split(value, whole), held=self.held or held, scores=None)
+        return replace(self.made_of(value, whole), held=self.held or held)
 
     def array(self, *, own: bool = False) -> Inexact[np.ndarray, "n t t"]:
         """Shares of the past, and with `own` those of the present on the diagonal."""
@@ -235,11 +266,16 @@ class Shares:
             whole[:, np.arange(length), np.arange(length)] = self.own.T
         return whole
 
-    def _split(self, value: Signal, whole: Inexact[np.ndarray, "n t t"]) -> Shares:
+    def made_of(self, value: Signal, whole: Inexact[np.ndarray, "n t t"]) -> Shares:
+        """Another signal, with its own shares on the diagonal of `whole`, which it keeps."""
         step = np.arange(len(value))
         own = whole[:, step, step].T.copy()
         whole[:, step, step] = 0
-        return replace(self, value=value, own=own, past=Past.of(whole))
+        return replace(self, value=value, own=own, past=Past.of(whole), scores=None, factors=None)
+
+
+def _after(first: Map, second: Map) -> Map:
+    return lambda block, rows: second(first(block, rows), rows)
 
 
 def _rows(array: Inexact[np.ndarray, "n t t"]) -> Iterator[Tile]:

@@ -28,5 +28,5 @@ def map_rows(
     same = compare_maps(*(replace(one, weights=one.weights[:, -1:]) if last else one for one in maps))
     return [
         Row(f"{what}, correlation", None, same.correlation, 1 - same.correlation <= most),
-        Row(f"{what}, largest difference", None, same.difference, same.difference <= most),
+        Row(f"{what}, largest difference", None, same.largest_difference, same.largest_difference <= most),
     ]

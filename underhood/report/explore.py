@@ -110,7 +110,7 @@ def _compared(ours: AttentionMap, theirs: AttentionMap) -> str:
     same = compare_maps(ours, theirs)
     return (
         f"Against the map of the attention: correlation {same.correlation:.6g}, "
-        f"largest difference {text_of(same.difference)} of the largest entry."
+        f"largest difference {text_of(same.largest_difference)} of the largest entry."
     )
 
 
