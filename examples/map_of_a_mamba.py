@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 import underhood as uh
 
 D = 8
-WORDS = "the cat that the dog chased ran up the tree and the dog sat down below the tree".split()
+SENTENCE = "the cat that the dog chased ran up the tree and the dog sat down below the tree"
+WORDS = SENTENCE.split()
 
 
 def main(seed=0, out=None):

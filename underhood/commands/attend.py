@@ -60,9 +60,14 @@ class Attend:
         settings = {"layer": self.layer, "reduce": self.reduce, "tokens": tokens, "name": self.network.name}
         found = attend(network, xs, self.out, **settings)
         payload = {
-            **{"kind": found.kind, "completeness": float(found.completeness), "length": len(xs)},
-            **{"layer": self.layer, "reduce": self.reduce, "maps": len(found.names)},
-            **{"largest": _largest(found, tokens), "out": str(self.out)},
+            "kind": found.kind,
+            "completeness": float(found.completeness),
+            "length": len(xs),
+            "layer": self.layer,
+            "reduce": self.reduce,
+            "maps": len(found.names),
+            "largest": _largest(found, tokens),
+            "out": str(self.out),
         }
         if self.json:
             print_json(payload)

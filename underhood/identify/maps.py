@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -24,7 +24,7 @@ class Completeness(float):
     steps: Float[np.ndarray, " t"]
 
     @classmethod
-    def of(cls, outputs: Float[np.ndarray, "t d"], told: Float[np.ndarray, "t d"]) -> Self:
+    def of(cls, outputs: Float[np.ndarray, "t d"], told: Float[np.ndarray, "t d"]) -> Completeness:
         """From the outputs and the sums of their contributions."""
         gaps = np.linalg.norm(outputs - told, axis=1)
         sizes = np.linalg.norm(outputs, axis=1)
