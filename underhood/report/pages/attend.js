@@ -10,7 +10,8 @@ function drawPositions(values) {
   const x = s => left + s / view.length * (width - left - right), y = value => top + (high - value) / (high - low || 1) * (height - top - bottom);
   const svg = make("svg", { class: "chart bars", viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: "0", "data-keys": "cells", "data-columns": values.length,
     "aria-label": `What ${view.nameOf(at)} comes from, by position; arrow keys read its bars` });
-  for (const value of new Set([high, 0, low])) svg.append(make("path", { class: "grid", d: `M${left} ${y(value)}H${width - right}` }),
+  const ticks = [high, low].filter(value => Math.abs(y(value) - y(0)) > 12);
+  for (const value of [0, ...ticks]) svg.append(make("path", { class: "grid", d: `M${left} ${y(value)}H${width - right}` }),
     make("text", { class: "tick", x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(Number(value.toPrecision(2)))));
   const each = x(1) - x(0);
   values.forEach((value, s) => {

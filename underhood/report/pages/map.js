@@ -117,13 +117,23 @@ function mapView(root, data, { onStep, caption = "" }) {
     context.strokeStyle = style; context.lineWidth = px(width); context.strokeRect(left + x0 - .5, top + y0 - .5, x1 - x0, Math.max(px(2), y1 - y0));
   }
 
+  // A frame around the row of the step; where a frame would hide the rows beside it, a line on both sides of it.
+  function markRow(style) {
+    const { left, top, side, cell, px } = place, y = (at - origin[1]) * cell;
+    if (cell >= px(4)) return outline(style, 1.5, 0, at + 1, at, at + 1);
+    if (y < 0 || y >= side) return;
+    const end = Math.max(0, Math.min(side, (at + 1 - origin[0]) * cell));
+    context.fillStyle = style;
+    context.fillRect(left - px(10), top + y, px(8), px(2)); context.fillRect(left + end + px(2), top + y, side - end + px(8), px(1));
+  }
+
   function draw() {
     layout();
     const map = maps[shown], root = getComputedStyle(document.documentElement), style = name => root.getPropertyValue(name);
     canvas.width = place.width; canvas.height = place.height;
     canvas.style.width = place.width / place.ratio + "px"; canvas.style.height = place.height / place.ratio + "px";
     paintCells(); paintAxes(style); paintStrip(style);
-    outline(style("--accent"), 1.5, 0, at + 1, at, at + 1);
+    markRow(style("--accent"));
     if (cursor) outline(style("--ink"), 1.5, cursor[1], cursor[1] + 1, cursor[0], cursor[0] + 1);
     canvas.setAttribute("aria-label", `${caption}${map.name}, ${length} steps; up and down choose a step, left and right read what it comes from`);
     const most = scaled.value === "row" ? "largest of the row" : number(map.scale * map.peaks.reduce((a, b) => Math.max(a, b), 0));
