@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from underhood.fit.levenberg import LevenbergResult, fit_levenberg
     from underhood.fit.population import Member
     from underhood.fit.runs import Run, fit, fit_population
+    from underhood.identify.attention_map import attention_map
     from underhood.identify.disguise import disguise
     from underhood.identify.found import Found
+    from underhood.identify.maps import AttentionMap, compare_maps
     from underhood.interop.foreign import decompile, probe
     from underhood.interop.pretrained import from_pretrained
     from underhood.interop.torch import from_torch, to_torch
     from underhood.model import make_model
+    from underhood.report.attend import attend
     from underhood.report.explore import explore
     from underhood.report.portrait import draw
     from underhood.storage.files import load, save
@@ -59,6 +62,9 @@ _EXPORTS = {
     "Compiled": "construct.compile",
     "disguise": "identify.disguise",
     "Found": "identify.found",
+    "attention_map": "identify.attention_map",
+    "AttentionMap": "identify.maps",
+    "compare_maps": "identify.maps",
     "TeacherStudent": "data",
     "LinearRegression": "data",
     "FitConfig": "fit.config",
@@ -78,6 +84,7 @@ _EXPORTS = {
     "run_sweep": "sweep.sweep",
     "query": "sweep.store",
     "explore": "report.explore",
+    "attend": "report.attend",
     "draw": "report.portrait",
 }
 
@@ -85,6 +92,7 @@ __all__ = [
     "GRU",
     "LRU",
     "LSTM",
+    "AttentionMap",
     "Compiled",
     "DenseGatedRNN",
     "FitConfig",
@@ -102,6 +110,9 @@ __all__ = [
     "Stack",
     "TeacherStudent",
     "UnderhoodError",
+    "attend",
+    "attention_map",
+    "compare_maps",
     "compile",
     "decompile",
     "disguise",

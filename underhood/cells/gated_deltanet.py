@@ -19,6 +19,7 @@ from underhood.cells.convolution import Convolution, Past
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm, l2_normalised
 from underhood.cells.projection import Projection
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import part, tensor
@@ -114,6 +115,14 @@ class GatedDeltaNet(AbstractMemoryCell):
         forgotten = -jnp.exp(log_decay)[:, :, None] * written
         signals = Signals(q * d_key**-0.5, written, by_head(v, self.heads), log_decay, forgotten, k)
         return signals, by_head(flat(z), self.heads), past
+
+    def _shared(self, x: Shares) -> Shares:
+        signals, z, _ = self._signals(x.value, self.conv1d.initial_past())
+        keys, each = 2 * self.d_key, self.heads // self.key_heads * self.d_value
+        rows = by_head(jnp.arange(self.in_proj_qkvz.rows)[None], self.key_heads)[0, :, keys : keys + each].reshape(-1)
+        mixed = self.in_proj_qkvz[rows].shared(x).banded(self.conv1d[self.key_heads * keys :])
+        read = mixed.activated(jax.nn.silu).remembered(*signals.gates)
+        return self.out_proj.shared(self.norm.shared(read, self.heads).scaled(jax.nn.silu(flat(z))))
 
     def _scan(
         self, xs: Float[Array, "t d"], state: tuple[Past, Memory]

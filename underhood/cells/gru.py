@@ -18,7 +18,8 @@ from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.gauge import Signal
-from underhood.cells.lstm import check_gates, disguised_gates, random_gates, scan_driven
+from underhood.cells.lstm import check_gates, delayed, disguised_gates, gates_of, random_gates, scan_driven
+from underhood.cells.shares import Shares, secant
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, tensor
@@ -91,6 +92,21 @@ class GRU(AbstractModel):
 
     def _step(self, state: Float[Array, " n"], x: Float[Array, " d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         return self._driven_step(state, self.u @ x + self.b)
+
+    def _shared(self, x: Shares) -> Shares:
+        """r, z and e = tanh(·)/· held: h_t = (1 − z) h_{t-1} + z e (U x + b + V (r ⊙ h_{t-1}))."""
+        hs = delayed(jnp.asarray(self(x.value)))
+        gates = gates_of(self, x.value, self(x.value))
+        reset, update = jax.nn.sigmoid(gates[:, RESET]), jax.nn.sigmoid(gates[:, UPDATE])
+        driven = x.linear(self.u[CANDIDATE], self.b[CANDIDATE])
+        candidate = driven.value + (
+            (reset * hs) @ self.v[CANDIDATE].T if self.b_hn is None else reset * (hs @ self.v[CANDIDATE].T + self.b_hn)
+        )
+        gain = update * secant(jnp.tanh, candidate)
+        if self.b_hn is None:
+            return driven.scaled(gain).recurrent(1 - update, gain, self.v[CANDIDATE], reset, held=True)
+        driven = driven.plus(reset * self.b_hn).scaled(gain)
+        return driven.recurrent(1 - update, gain * reset, self.v[CANDIDATE], 1, held=True)
 
     def _scan(
         self, xs: Float[Array, "t d"], state: Float[Array, " n"]

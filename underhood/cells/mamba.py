@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution
 from underhood.cells.linear import lecun_normal
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.model import AbstractModel, part, tensor
 
@@ -129,6 +130,15 @@ class Mamba(AbstractModel):
         u = jax.nn.silu(u)
         h, read = _remember(-jnp.exp(self.a_log.T), h, self._selected(u))
         return (past, h), self._output(read, u, z)
+
+    def _shared(self, x: Shares) -> Shares:
+        rows = self.in_proj[: len(self.skip)], None if self.in_bias is None else self.in_bias[: len(self.skip)]
+        u = x.linear(*rows).banded(self.conv1d).activated(jax.nn.silu)
+        step, _, b, c = self._selected(u.value)
+        c, b, rates = c[:, None], step[:, :, None] * b[:, None], -jnp.exp(self.a_log)[None]
+        read = u.remembered(jnp.broadcast_to(c, b.shape), b, step[:, :, None] * rates)
+        opened = jax.nn.silu(self._projected(x.value)[1])
+        return (read + u.scaled(self.skip)).scaled(opened).linear(self.out_proj, self.out_bias)
 
     def _scan(self, xs: Float[Array, "t d"], state: MambaState) -> tuple[Float[Array, "t d_o"], MambaState]:
         past, h = state

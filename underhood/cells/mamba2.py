@@ -19,6 +19,7 @@ from underhood.cells.convolution import Convolution, Past
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm
 from underhood.cells.projection import Projection
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import part, tensor
@@ -108,6 +109,14 @@ class Mamba2(AbstractMemoryCell):
         step = jnp.clip(jax.nn.softplus(step + self.dt_bias[None]), self.least_step, self.most_step)
         signals = Signals(c, step[:, :, None] * b, by_head(x, self.heads), -jnp.exp(self.A_log)[None] * step)
         return signals, z, past
+
+    def _shared(self, x: Shares) -> Shares:
+        signals, z, _ = self._signals(x.value, self.conv1d.initial_past())
+        inner = self.out_proj.columns
+        values = self.in_proj[inner : 2 * inner].shared(x).banded(self.conv1d[:inner]).activated(jax.nn.silu)
+        skipped = values.scaled(jnp.repeat(self.D, inner // self.heads))
+        gated = (values.remembered(*signals.gates) + skipped).scaled(jax.nn.silu(z))
+        return self.out_proj.shared(self.norm.shared(gated, heads=1))
 
     def _scan(
         self, xs: Float[Array, "t d"], state: tuple[Past, Memory]

@@ -38,6 +38,11 @@ class Signals(NamedTuple):
     left: Float[Array, "t h k"] | None = None  # l of l rᵀ
     right: Float[Array, "t h k"] | None = None  # r
 
+    @property
+    def gates(self) -> tuple[Array, Array, Array, Array | None, Array | None]:
+        """All but the values."""
+        return self.q, self.k, self.log_decay, self.left, self.right
+
 
 def memory_step(state: Memory, now: Signals) -> tuple[Memory, Float[Array, "h v"]]:
     """One step; the signals have no axis of time."""

@@ -20,6 +20,8 @@ from underhood.cells.linear import lecun_normal
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm
 from underhood.cells.projection import Headwise, Projection
+from underhood.cells.scores import remember
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import part, tensor
@@ -104,17 +106,32 @@ class MLSTM(AbstractMemoryCell):
 
     def _scan(self, xs: Float[Array, "t d"], state: MLSTMState) -> tuple[Float[Array, "t d_o"], MLSTMState]:
         past, memory, largest = state
+        u, z, signals, scales, past = self._entering(xs, past, largest)
+        outputs, memory = memory_scan(memory, signals)
+        h = outputs[:, :, :-1] / _normaliser(outputs, scales)
+        gated = (flat(self.outnorm(h)) + self.learnable_skip[None] * u) * jax.nn.silu(z)
+        return self.proj_down(gated), (past, memory, scales[-1])
+
+    def _shared(self, x: Shares) -> Shares:
+        nothing, empty = self.conv1d.initial_past(), jnp.zeros(self.heads, self.dtype)
+        u, z, signals, scales, _ = self._entering(jnp.asarray(x.value), nothing, empty)
+        raised, size = self.proj_up[: u.shape[1]].shared(x), u.shape[1] // self.heads
+        h = self.v_proj.shared(raised).remembered(*signals.gates)
+        h = h.scaled(jnp.repeat(1 / _normaliser(remember(signals), scales)[:, :, 0], size, axis=1))
+        skipped = raised.banded(self.conv1d).activated(jax.nn.silu).scaled(self.learnable_skip)
+        return self.proj_down.shared((self.outnorm.shared(h, self.heads) + skipped).scaled(jax.nn.silu(z)))
+
+    def _entering(
+        self, xs: Float[Array, "t d"], past: Past, largest: Float[Array, " h"]
+    ) -> tuple[Float[Array, "t inner"], Float[Array, "t inner"], Signals, Float[Array, "t h"], Past]:
+        """u, z, what goes into the memory with its m, and the convolution's next past."""
         x, z = jnp.split(self.proj_up(xs), 2, axis=1)
         u, past = self.conv1d.scan(x, past)
         u = jax.nn.silu(u)
         q, k, v = self.q_proj(u), self.k_proj(u), self.v_proj(x)
         read = jnp.concatenate([q, k, v], axis=1)
         q, k, v = by_head(q, self.heads), by_head(k, self.heads), by_head(v, self.heads)
-        signals, scales = self._signals(q, k, v, read, largest)
-        outputs, memory = memory_scan(memory, signals)
-        h = outputs[:, :, :-1] / (jnp.maximum(jnp.abs(outputs[:, :, -1:]), jnp.exp(-scales)[:, :, None]) + EPS)
-        gated = (flat(self.outnorm(h)) + self.learnable_skip[None] * u) * jax.nn.silu(z)
-        return self.proj_down(gated), (past, memory, scales[-1])
+        return u, z, *self._signals(q, k, v, read, largest), past
 
     def _signals(
         self,
@@ -136,6 +153,11 @@ class MLSTM(AbstractMemoryCell):
         written = jnp.exp(log_input - scales)[:, :, None] * (k * k.shape[2] ** -0.5)
         with_one = jnp.concatenate([v, jnp.ones((*v.shape[:2], 1), v.dtype)], axis=2)
         return Signals(q, written, with_one, log_forget + before - scales), scales
+
+
+def _normaliser(outputs: Float[Array, "t h v"], scales: Float[Array, "t h"]) -> Float[Array, "t h 1"]:
+    """max(|n·q|, 1) + ε, times e^{-m}."""
+    return jnp.maximum(jnp.abs(outputs[:, :, -1:]), jnp.exp(-scales)[:, :, None]) + EPS
 
 
 @register_stack("mlstm", label="mLSTM", colour="#44aa99")
