@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from underhood.attention.linear import LinearAttention
     from underhood.attention.teachers import gradient_descent_attention, random_attention
     from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, Gating, Linear, SparseMatrix, Stack
+    from underhood.construct.algorithms import algorithm_network
     from underhood.construct.compile import Compiled, compile
     from underhood.data import LinearRegression, TeacherStudent
     from underhood.errors import NotConstructible, UnderhoodError
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from underhood.fit.runs import Run, fit, fit_population
     from underhood.identify.disguise import disguise
     from underhood.identify.found import Found
-    from underhood.interop.foreign import decompile, probe
+    from underhood.identify.in_context import Algorithm
+    from underhood.interop.foreign import decompile, in_context, probe
     from underhood.interop.pretrained import from_pretrained
     from underhood.interop.torch import from_torch, to_torch
     from underhood.model import make_model
@@ -57,8 +59,10 @@ _EXPORTS = {
     "SparseMatrix": "cells",
     "compile": "construct.compile",
     "Compiled": "construct.compile",
+    "algorithm_network": "construct.algorithms",
     "disguise": "identify.disguise",
     "Found": "identify.found",
+    "Algorithm": "identify.in_context",
     "TeacherStudent": "data",
     "LinearRegression": "data",
     "FitConfig": "fit.config",
@@ -72,6 +76,7 @@ _EXPORTS = {
     "load": "storage.files",
     "decompile": "interop.foreign",
     "probe": "interop.foreign",
+    "in_context": "interop.foreign",
     "from_torch": "interop.torch",
     "from_pretrained": "interop.pretrained",
     "to_torch": "interop.torch",
@@ -85,6 +90,7 @@ __all__ = [
     "GRU",
     "LRU",
     "LSTM",
+    "Algorithm",
     "Compiled",
     "DenseGatedRNN",
     "FitConfig",
@@ -102,6 +108,7 @@ __all__ = [
     "Stack",
     "TeacherStudent",
     "UnderhoodError",
+    "algorithm_network",
     "compile",
     "decompile",
     "disguise",
@@ -113,6 +120,7 @@ __all__ = [
     "from_pretrained",
     "from_torch",
     "gradient_descent_attention",
+    "in_context",
     "load",
     "make_model",
     "probe",
