@@ -13,11 +13,21 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
-from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
+from underhood.cells.memory import (
+    AbstractMemoryCell,
+    Memory,
+    Signals,
+    by_head,
+    empty_memory,
+    flat,
+    heads_of_width,
+    memory_scan,
+)
 from underhood.cells.norm import Norm, l2_normalised, require_positive
 from underhood.cells.projection import Projection
 from underhood.cells.stack import register_stack
@@ -94,7 +104,7 @@ class MesaNet(AbstractMemoryCell):
 
     def _initial_state(self) -> MesaState:
         d_key, d_value = self.q_proj.rows // self.heads, self.v_proj.rows // self.heads
-        memory = jnp.zeros((self.heads, d_key, d_key + d_value), self.dtype)
+        memory = empty_memory(self.heads, d_key, d_key + d_value, self.dtype)
         return self.q_conv1d.initial_past(), self.k_conv1d.initial_past(), memory
 
     def _scan(self, xs: Float[Array, "t d"], state: MesaState) -> tuple[Float[Array, "t d_o"], MesaState]:
@@ -112,7 +122,7 @@ class MesaNet(AbstractMemoryCell):
 
 
 def _solved(
-    h: Float[Array, "h k k"],
+    h: Float[Array | np.ndarray, "h k k"],
     written: Float[Array, "t h k"],
     k: Float[Array, "t h k"],
     log_decay: Float[Array, "t h"],
