@@ -56,12 +56,17 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # Linux counts in kilobytes
 
 
+def size_of(row: dict[str, Any]) -> float:
+    """d, or that of one head with as many products as these heads have (underhood/costs.py)."""
+    return max(row["d"], np.sqrt(row.get("heads", 1) * row["d"] * min(row["d"], 64)))
+
+
 def growth(rows: Sequence[dict[str, Any]], least: int) -> dict[str, dict[str, float]]:
     """{seconds, gigabytes: {factor, exponent}}, by least squares in logarithms; nothing for fewer than two sizes."""
     large = [row for row in rows if row["d"] >= least]
     if len({row["d"] for row in large}) < 2:
         return {}
-    logs = np.log([row["d"] for row in large])
+    logs = np.log([size_of(row) for row in large])
     grown = [max(row["gigabytes"] - row["gigabytes_before"], LEAST) for row in large]
     fits = {}
     for quantity, values in (("seconds", [row["seconds"] for row in large]), ("gigabytes", grown)):
@@ -137,7 +142,8 @@ def main(arguments: list[str]) -> None:
 def keep(rows: list[dict[str, Any]]) -> None:
     """Everything that follows from the rows, written anew after each."""
     fits = {name: growth([row for row in rows if row["name"] == name], MEASURES[name].large) for name in MEASURES}
-    store("sizes", rows, {"growth": fits, "summary": summary(rows)})
+    ratios = {str(row["d"]): row["ratio"] for row in rows if "ratio" in row}  # of steps, against recurrent attention's
+    store("sizes", rows, {"growth": fits, "ratios": ratios, "summary": summary(rows)})
     draw(rows, fits, OUT.with_suffix(".png"))
 
 

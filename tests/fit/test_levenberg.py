@@ -269,7 +269,8 @@ def test_a_wide_student_reaches_a_larger_teacher(prune):
     data, held_out = (xs[:80], ys[:80]), (xs[80:], ys[80:])
     found = fit_levenberg(*data, held_out=held_out, target_loss=1e-18, prune=prune)
     assert found.met and found.restarts == 0
-    assert (found.hidden, found.pre_readout) == ((35, 28) if prune else (72, 56))  # d(d+3)/2 and d(d+1)/2 are least
+    least, wide = (d * (d + 3) // 2, d * (d + 1) // 2), ((d + 1) * (d + 2), d * (d + 1))
+    assert (found.hidden, found.pre_readout) == (least if prune else wide)
     assert 0.5 * np.mean((outputs_of(found.model, xs[80:], last=False) - ys[80:]) ** 2) <= 1e-18
     # Negative control: the same network against outputs that no attention gives.
     spoiled = fit_levenberg(

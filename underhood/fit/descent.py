@@ -87,6 +87,8 @@ class Descent:
                 if ended != "stopped" and not self.fits(progress.reduced or progress.state):
                     progress = self.cut(progress)
                     continue
+            elif progress.restart >= 1:  # two starts that stall do so at the same loss
+                return progress, ended
             if ended != "stalled" or progress.restart >= restarts:
                 return progress, ended
             best = self.better(progress.best, progress.state)

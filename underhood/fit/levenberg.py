@@ -175,7 +175,8 @@ def _smaller(descent: Descent, state: State, prune: bool) -> GatedRNN:
     model = descent.model_of(state)
     if not prune and descent.fits(state):
         return model
-    reduced = decompile(model).evidence.smallest.network
+    smallest = decompile(model).evidence.smallest
+    reduced = None if smallest is None else smallest.network
     if reduced is not None and descent.loss_of(reduced) <= max(descent.target, descent.loss_of(model)):
         model = reduced
     within = model.hidden <= descent.widest[0] and model.pre_readout <= descent.widest[1]
