@@ -251,8 +251,8 @@ class KGradientSteps(Rule):
         return self._with(self.k, seen, wanted)
 
 
-# The simpler ones first: where two say the same of a network, the first gives the name. A gradient step is no decayed
-# one with γ = 1, and on the sphere, where they are one, a delta rule with β = 1/d_x is not called Kaczmarz.
+# The simpler ones first: where two say the same of a network, the first gives the name. So a gradient step is no
+# decayed one with γ = 1, and on the sphere, where the two are one, a delta rule with β = 1/d_x is not called Kaczmarz.
 RULES: tuple[type[Rule], ...] = (
     GradientStep,
     DeltaRule,
