@@ -83,10 +83,9 @@ class LinearAttention(AbstractModel):
         return state, jnp.einsum("hvk,hk->v", state, queries)
 
     def _shared(self, x: Any) -> Any:
-        keys, queries = (jnp.einsum("td,hkd->thk", x.value, weight) for weight in (self.w_key, self.w_query))
-        log_decay = jnp.broadcast_to(jnp.log(self._decay())[None], keys.shape[:2])
-        values = x.linear(self.w_value.reshape(-1, self.d))
-        read = values.remembered(queries, keys, log_decay)
+        keys, queries = (np.einsum("td,hkd->thk", x.value, np.asarray(weight)) for weight in (self.w_key, self.w_query))
+        values = x.linear(np.asarray(self.w_value).reshape(-1, self.d))
+        read = values.remembered(queries, keys, np.broadcast_to(np.log(self._decay()), keys.shape[:2]))
         return read.linear(np.tile(np.eye(self.d_out, dtype=self.dtype), (1, self.heads)))
 
     def naive(self, xs: Any) -> Any:

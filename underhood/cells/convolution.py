@@ -57,7 +57,9 @@ class Convolution(Part):
         return self.weight.shape[1]
 
     def __getitem__(self, channels: slice) -> Convolution:
-        return Convolution(self.weight[channels], None if self.bias is None else self.bias[channels])
+        return Convolution(
+            np.asarray(self.weight)[channels], None if self.bias is None else np.asarray(self.bias)[channels]
+        )
 
     def initial_past(self) -> Past:
         return jnp.zeros((self.width - 1, self.channels), self.weight.dtype)

@@ -12,6 +12,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
@@ -117,12 +118,17 @@ class GatedDeltaNet(AbstractMemoryCell):
         return signals, by_head(flat(z), self.heads), past
 
     def _shared(self, x: Shares) -> Shares:
-        signals, z, _ = self._signals(x.value, self.conv1d.initial_past())
+        signals, opened = self._gates(x.signal)
         keys, each = 2 * self.d_key, self.heads // self.key_heads * self.d_value
-        rows = by_head(jnp.arange(self.in_proj_qkvz.rows)[None], self.key_heads)[0, :, keys : keys + each].reshape(-1)
+        rows = np.arange(self.in_proj_qkvz.rows).reshape(self.key_heads, -1)[:, keys : keys + each].reshape(-1)
         mixed = self.in_proj_qkvz[rows].shared(x).banded(self.conv1d[self.key_heads * keys :])
         read = mixed.activated(jax.nn.silu).remembered(*signals.gates)
-        return self.out_proj.shared(self.norm.shared(read, self.heads).scaled(jax.nn.silu(flat(z))))
+        return self.out_proj.shared(self.norm.shared(read, self.heads).scaled(opened))
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t n"]]:
+        signals, z, _ = self._signals(xs, self.conv1d.initial_past())
+        return signals, jax.nn.silu(flat(z))
 
     def _scan(
         self, xs: Float[Array, "t d"], state: tuple[Past, Memory]

@@ -175,7 +175,7 @@ class GatedRNN(_AbstractGatedRNN):
         return state, self._output(state)
 
     def _shared(self, x: Shares) -> Shares:
-        return self._read(self._entering(x).accumulated(-jnp.exp(self.nu)))
+        return self._read(self._entering(x).accumulated(-np.exp(self.nu)))
 
     def _scan(
         self, xs: Float[Array, "t d"], state: Float[Array, " n"]

@@ -90,8 +90,13 @@ class GLA(AbstractMemoryCell):
         return Signals(q * q.shape[2] ** -0.5, k, v, by_head(log_decay, self.heads))
 
     def _shared(self, x: Shares) -> Shares:
-        read = self.v_proj.shared(x).remembered(*self._signals(x.value).gates)
-        return self.o_proj.shared(self.g_norm.shared(read, self.heads).scaled(jax.nn.silu(self.g_proj(x.value))))
+        signals, opened = self._gates(x.signal)
+        read = self.v_proj.shared(x).remembered(*signals.gates)
+        return self.o_proj.shared(self.g_norm.shared(read, self.heads).scaled(opened))
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t n"]]:
+        return self._signals(xs), jax.nn.silu(self.g_proj(xs))
 
     def _scan(self, xs: Float[Array, "t d"], state: Memory) -> tuple[Float[Array, "t d_o"], Memory]:
         outputs, state = memory_scan(state, self._signals(xs))

@@ -154,13 +154,17 @@ class Griffin(AbstractModel):
         return (past, h, jnp.ones_like(seen)), self.linear_out(branch[0] * h)
 
     def _shared(self, x: Shares) -> Shares:
-        branch = self._projected(x.value)[1]
         u = x.linear(self.linear_x.weight, self.linear_x.bias).banded(self.conv_1d)
-        opened, rate = block_gates(u.value, self.input_gate, self.recurrent_gate)
-        log_a = self._log_a(rate)
-        scale = _root(-jnp.expm1(2 * log_a)).at[0].set(1)
-        states = u.scaled(opened * scale).accumulated(log_a)
+        gain, log_a, branch = self._gates(x.signal, u.signal)
+        states = u.scaled(gain).accumulated(log_a)
         return states.scaled(branch).linear(self.linear_out.weight, self.linear_out.bias)
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"], u: Float[Array, "t n"]) -> tuple[Array, Array, Array]:
+        """√(1 − a²) ⊙ i, log a and the branch."""
+        opened, rate = block_gates(u, self.input_gate, self.recurrent_gate)
+        log_a = self._log_a(rate)
+        return opened * _root(-jnp.expm1(2 * log_a)).at[0].set(1), log_a, self._projected(xs)[1]
 
     def _scan(self, xs: Float[Array, "t d"], state: GriffinState) -> tuple[Float[Array, "t d_o"], GriffinState]:
         past, h, seen = state

@@ -181,10 +181,10 @@ class LRU(AbstractModel):
 
     def _shared(self, x: Shares) -> Shares:
         u = x if self.input_gating is None else _glu_shared(self.input_gating, x, x)
-        into = jax.lax.complex(self.b_real, self.b_imag) * jnp.exp(self.gamma_log)[:, None]
-        log_decay = jax.lax.complex(-jnp.exp(self.nu_log), jnp.exp(self.theta_log))
-        states = u.linear(into).accumulated(log_decay)
-        read = states.linear(jax.lax.complex(self.c_real, self.c_imag)).real() + u.linear(self.skip)
+        real, imag, gamma = (np.asarray(one) for one in (self.b_real, self.b_imag, np.exp(self.gamma_log)))
+        states = u.linear(gamma[:, None] * (real + 1j * imag))
+        states = states.accumulated(-np.exp(self.nu_log) + 1j * np.exp(self.theta_log))
+        read = states.linear(np.asarray(self.c_real) + 1j * np.asarray(self.c_imag)).real() + u.linear(self.skip)
         return _glu_shared(self.output_gating, x if self.form == "in-skip" else read, read)
 
     def _scan(self, xs: Float[Array, "t d"], state: LRUState) -> tuple[Float[Array, "t d_o"], LRUState]:

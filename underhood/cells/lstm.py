@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from underhood.arrays import DType, require_shape
 from underhood.cells.gauge import SIGNS, Signal
 from underhood.cells.linear import lecun_normal
-from underhood.cells.shares import Shares, secant
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.model import AbstractModel, tensor
 
@@ -75,15 +75,12 @@ class LSTM(AbstractModel):
 
     def _shared(self, x: Shares) -> Shares:
         """f, g, o and r = tanh(·)/· of both tanh held: c_t = f c_{t-1} + g r (U x + b + V h_{t-1}), h = o r c."""
-        hs, cs = _trajectory(self, jnp.asarray(x.value))
-        gates = gates_of(self, x.value, hs)
-        forget, entered, opened = (jax.nn.sigmoid(gates[:, one]) for one in (FORGET, INPUT, OUTPUT))
-        gain = entered * secant(jnp.tanh, gates[:, CANDIDATE])
+        forget, gain, opened, fed_back = _held(self, x.signal)
         driven = x.linear(self.u[CANDIDATE], self.b[CANDIDATE]).scaled(gain)
         if self.v is None:
-            c = driven.accumulated(jax.nn.log_sigmoid(gates[:, FORGET]))
+            c = driven.accumulated(jax.nn.log_sigmoid(forget))
         else:
-            c = driven.recurrent(forget, gain, self.v[CANDIDATE], delayed(opened * secant(jnp.tanh, cs)))
+            c = driven.recurrent(jax.nn.sigmoid(forget), gain, self.v[CANDIDATE], fed_back)
         return c.activated(jnp.tanh).scaled(opened)
 
     def _scan(self, xs: Float[Array, "t d"], state: LSTMState) -> tuple[Float[Array, "t n"], LSTMState]:
@@ -129,13 +126,24 @@ def delayed(signal: Float[Array, "t n"]) -> Float[Array, "t n"]:
     return jnp.concatenate([jnp.zeros_like(signal[:1]), signal[:-1]])
 
 
+def ratio(u: Float[Array, "t n"]) -> Float[Array, "t n"]:
+    """tanh(u)/u."""
+    return jnp.where(u == 0, 1, jnp.tanh(u) / jnp.where(u == 0, 1, u))
+
+
 @eqx.filter_jit
-def _trajectory(cell: LSTM, xs: Float[Array, "t d"]) -> LSTMState:
+def _held(cell: LSTM, xs: Float[Array, "t d"]) -> tuple[Array, Array, Array, Array]:
+    """What f is the σ of, g r, o, and o r of the step before."""
+
     def body(state: LSTMState, x: Array) -> tuple[LSTMState, LSTMState]:
         state, _ = cell._step(state, x)
         return state, state
 
-    return jax.lax.scan(body, cell._initial_state(), xs)[1]
+    _, (hs, cs) = jax.lax.scan(body, cell._initial_state(), xs)
+    gates = gates_of(cell, xs, hs)
+    opened = jax.nn.sigmoid(gates[:, OUTPUT])
+    gain = jax.nn.sigmoid(gates[:, INPUT]) * ratio(gates[:, CANDIDATE])
+    return gates[:, FORGET], gain, opened, delayed(opened * ratio(cs))
 
 
 def scan_driven(cell: Any, xs: Float[Array, "t d"], state: Any) -> tuple[Float[Array, "t n"], Any]:

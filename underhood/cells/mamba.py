@@ -11,8 +11,10 @@ from __future__ import annotations
 import functools
 from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
@@ -132,13 +134,18 @@ class Mamba(AbstractModel):
         return (past, h), self._output(read, u, z)
 
     def _shared(self, x: Shares) -> Shares:
-        rows = self.in_proj[: len(self.skip)], None if self.in_bias is None else self.in_bias[: len(self.skip)]
-        u = x.linear(*rows).banded(self.conv1d).activated(jax.nn.silu)
-        step, _, b, c = self._selected(u.value)
-        c, b, rates = c[:, None], step[:, :, None] * b[:, None], -jnp.exp(self.a_log)[None]
-        read = u.remembered(jnp.broadcast_to(c, b.shape), b, step[:, :, None] * rates)
-        opened = jax.nn.silu(self._projected(x.value)[1])
-        return (read + u.scaled(self.skip)).scaled(opened).linear(self.out_proj, self.out_bias)
+        channels, bias = len(self.skip), None if self.in_bias is None else np.asarray(self.in_bias)[: len(self.skip)]
+        u = x.linear(np.asarray(self.in_proj)[:channels], bias).banded(self.conv1d).activated(jax.nn.silu)
+        *gates, opened = self._gates(x.signal, u.signal)
+        return (u.remembered(*gates) + u.scaled(self.skip)).scaled(opened).linear(self.out_proj, self.out_bias)
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"], u: Float[Array, "t c"]) -> tuple[Array, Array, Array, Array]:
+        """Queries C, keys Δ B and log decays Δ A of a memory for each channel, and SiLU(z)."""
+        step, _, b, c = self._selected(u)
+        keys = step[:, :, None] * b[:, None]
+        log_decay = -step[:, :, None] * jnp.exp(self.a_log)[None]
+        return jnp.broadcast_to(c[:, None], keys.shape), keys, log_decay, jax.nn.silu(self._projected(xs)[1])
 
     def _scan(self, xs: Float[Array, "t d"], state: MambaState) -> tuple[Float[Array, "t d_o"], MambaState]:
         past, h = state

@@ -12,6 +12,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
@@ -111,12 +112,17 @@ class Mamba2(AbstractMemoryCell):
         return signals, z, past
 
     def _shared(self, x: Shares) -> Shares:
-        signals, z, _ = self._signals(x.value, self.conv1d.initial_past())
+        signals, opened = self._gates(x.signal)
         inner = self.out_proj.columns
         values = self.in_proj[inner : 2 * inner].shared(x).banded(self.conv1d[:inner]).activated(jax.nn.silu)
-        skipped = values.scaled(jnp.repeat(self.D, inner // self.heads))
-        gated = (values.remembered(*signals.gates) + skipped).scaled(jax.nn.silu(z))
+        skipped = values.scaled(np.repeat(self.D, inner // self.heads))
+        gated = (values.remembered(*signals.gates) + skipped).scaled(opened)
         return self.out_proj.shared(self.norm.shared(gated, heads=1))
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t inner"]]:
+        signals, z, _ = self._signals(xs, self.conv1d.initial_past())
+        return signals, jax.nn.silu(z)
 
     def _scan(
         self, xs: Float[Array, "t d"], state: tuple[Past, Memory]

@@ -28,6 +28,9 @@ MOST_HEADS = 4
 Memory = Float[Array, "h k v"]
 
 
+Gates = tuple[Array, Array, Array, Array | None, Array | None]
+
+
 class Signals(NamedTuple):
     """What a layer hands to its memory, for all heads and each step of a sequence."""
 
@@ -39,8 +42,8 @@ class Signals(NamedTuple):
     right: Float[Array, "t h k"] | None = None  # r
 
     @property
-    def gates(self) -> tuple[Array, Array, Array, Array | None, Array | None]:
-        """All but the values."""
+    def gates(self) -> Gates:
+        """All but the values: q, k, log_decay, left and right."""
         return self.q, self.k, self.log_decay, self.left, self.right
 
 

@@ -17,7 +17,16 @@ from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
-from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
+from underhood.cells.memory import (
+    AbstractMemoryCell,
+    Gates,
+    Memory,
+    Signals,
+    by_head,
+    flat,
+    heads_of_width,
+    memory_scan,
+)
 from underhood.cells.norm import Norm, l2_normalised, require_positive
 from underhood.cells.projection import Projection
 from underhood.cells.shares import Shares
@@ -108,9 +117,12 @@ class MesaNet(AbstractMemoryCell):
         return self.o_proj(flat(self.o_norm(outputs[:, :, self._d_key :]))), (*pasts, memory)
 
     def _shared(self, x: Shares) -> Shares:
-        signals, _ = self._signals(jnp.asarray(x.value), *self._initial_state())
-        read = self.v_proj.shared(x).remembered(*signals.gates)
+        read = self.v_proj.shared(x).remembered(*self._gates(x.signal))
         return self.o_proj.shared(self.o_norm.shared(read, self.heads))
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"]) -> Gates:
+        return self._signals(xs, *self._initial_state())[0].gates
 
     def _signals(
         self, xs: Float[Array, "t d"], past_q: Past, past_k: Past, memory: Memory

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, get_args
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
@@ -80,11 +81,11 @@ class MinGRU(AbstractModel):
         return state, self._output(state)
 
     def _shared(self, x: Shares) -> Shares:
-        weight, gate = jnp.split(self.to_hidden_and_gate, 2)
-        gate, candidate = x.value @ gate.T, x.linear(weight)
+        weight, gates = np.split(np.asarray(self.to_hidden_and_gate), 2)
+        candidate, (opened, log_keep) = x.linear(weight), _gates(x.signal @ gates.T)
         if self.candidate == "positive":
             candidate = candidate.activated(_positive)
-        states = candidate.scaled(jax.nn.sigmoid(gate)).accumulated(jax.nn.log_sigmoid(-gate))
+        states = candidate.scaled(opened).accumulated(log_keep)
         return states if self.to_out is None else states.linear(self.to_out)
 
     def _scan(
@@ -92,6 +93,12 @@ class MinGRU(AbstractModel):
     ) -> tuple[Float[Array, "t d_o"], Float[Array, " n"]]:
         states = selective_scan(*self._driven(xs), state)
         return self._output(states), states[-1]
+
+
+@jax.jit
+def _gates(gate: Float[Array, "t n"]) -> tuple[Float[Array, "t n"], Float[Array, "t n"]]:
+    """z and log(1 − z)."""
+    return jax.nn.sigmoid(gate), jax.nn.log_sigmoid(-gate)
 
 
 def _positive(u: Array) -> Array:

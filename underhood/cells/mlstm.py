@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -20,7 +21,6 @@ from underhood.cells.linear import lecun_normal
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm
 from underhood.cells.projection import Headwise, Projection
-from underhood.cells.scores import remember
 from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
@@ -113,13 +113,19 @@ class MLSTM(AbstractMemoryCell):
         return self.proj_down(gated), (past, memory, scales[-1])
 
     def _shared(self, x: Shares) -> Shares:
-        nothing, empty = self.conv1d.initial_past(), jnp.zeros(self.heads, self.dtype)
-        u, z, signals, scales, _ = self._entering(jnp.asarray(x.value), nothing, empty)
-        raised, size = self.proj_up[: u.shape[1]].shared(x), u.shape[1] // self.heads
-        h = self.v_proj.shared(raised).remembered(*signals.gates)
-        h = h.scaled(jnp.repeat(1 / _normaliser(remember(signals), scales)[:, :, 0], size, axis=1))
+        signals, opened, inverse = self._gates(x.signal)
+        raised = self.proj_up[: len(self.learnable_skip)].shared(x)
+        h = self.outnorm.shared(self.v_proj.shared(raised).remembered(*signals.gates).scaled(inverse), self.heads)
         skipped = raised.banded(self.conv1d).activated(jax.nn.silu).scaled(self.learnable_skip)
-        return self.proj_down.shared((self.outnorm.shared(h, self.heads) + skipped).scaled(jax.nn.silu(z)))
+        return self.proj_down.shared((h + skipped).scaled(opened))
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t inner"], Float[Array, "t inner"]]:
+        """What goes into the memory, SiLU(z), and what divides the outputs."""
+        past, memory, largest = self._initial_state()
+        _, z, signals, scales, _ = self._entering(xs, past, largest)
+        inverse = 1 / _normaliser(memory_scan(memory, signals)[0], scales)
+        return signals, jax.nn.silu(z), jnp.repeat(inverse[:, :, 0], signals.q.shape[2], axis=1)
 
     def _entering(
         self, xs: Float[Array, "t d"], past: Past, largest: Float[Array, " h"]

@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Literal, get_args
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
@@ -57,7 +59,7 @@ class Projection(Part):
 
     def __getitem__(self, rows: Any) -> Projection:
         """Some of its outputs."""
-        return Projection(self.weight[rows], None if self.bias is None else self.bias[rows])
+        return Projection(np.asarray(self.weight)[rows], None if self.bias is None else np.asarray(self.bias)[rows])
 
     def shared(self, x: Shares) -> Shares:
         return x.linear(self.weight, self.bias)
@@ -85,7 +87,7 @@ class Headwise(Part):
         return self.weight.shape[0] * self.weight.shape[2]
 
     def shared(self, x: Shares) -> Shares:
-        return x.linear(jax.scipy.linalg.block_diag(*self.weight), self.bias)
+        return x.linear(scipy.linalg.block_diag(*np.asarray(self.weight)), self.bias)
 
     def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
         blocks = x.reshape(len(x), self.weight.shape[0], -1)

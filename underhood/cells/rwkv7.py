@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,12 +125,19 @@ class RWKV7(AbstractMemoryCell):
         return self.o_proj(gated), (xs[-1], memory)
 
     def _shared(self, x: Shares) -> Shares:
-        mixed = _mixtures(jnp.asarray(x.value), self._initial_state()[0])
-        signals = self._signals(mixed)
-        values = self.v_proj.shared(x.banded(Convolution(jnp.stack([self.x_v, 1 - self.x_v], axis=1))))
-        now = values.scaled(jnp.repeat(self._bonus(signals)[:, :, 0], signals.v.shape[2], axis=1))
+        signals, bonus, opened = self._gates(x.signal)
+        share = np.asarray(self.x_v)
+        values = self.v_proj.shared(x.banded(Convolution(np.stack([share, 1 - share], axis=1))))
         read = self.g_norm.shared(values.remembered(*signals.gates), self.heads)
-        return self.o_proj.shared((read + now).scaled(self.g_lora(mixed(self.x_g))))
+        return self.o_proj.shared((read + values.scaled(bonus)).scaled(opened))
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t n"], Float[Array, "t n"]]:
+        """What goes into the memory, what multiplies a value at once, and g."""
+        mixed = _mixtures(xs, self._initial_state()[0])
+        signals = self._signals(mixed)
+        bonus = jnp.repeat(self._bonus(signals)[:, :, 0], signals.v.shape[2], axis=1)
+        return signals, bonus, self.g_lora(mixed(self.x_g))
 
     def _bonus(self, signals: Signals) -> Float[Array, "t h 1"]:
         """r·(k ⊙ r_k)."""

@@ -19,7 +19,7 @@ from underhood.cells.memory import Signals, memory_scan
 LEAF = 16  # steps that are done one after another
 TILE = 2**22  # bytes
 
-Signal = Inexact[np.ndarray, "t h k"]
+Signal = Inexact[np.ndarray, "_ h _"]  # as many keys as there are, or 1
 Sums = tuple[Signal, Signal]
 Tile = tuple[slice, slice, Inexact[np.ndarray, "n rows columns"]]
 

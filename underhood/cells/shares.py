@@ -19,7 +19,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Inexact
+from jaxtyping import Array, Inexact
 
 from underhood.cells.convolution import Convolution
 from underhood.cells.linear import dense
@@ -100,6 +100,11 @@ class Shares:
     def of(cls, xs: Signal, *, by_value: bool) -> Shares:
         """Inputs: each its own."""
         return cls(xs, xs, by_value=by_value)
+
+    @property
+    def signal(self) -> Inexact[Array, "t n"]:
+        """The value, for jax."""
+        return jnp.asarray(self.value)
 
     def _each(self, function: Callable[[Signal], Signal], map_: Map) -> Shares:
         """What acts on each step alone."""
@@ -187,21 +192,19 @@ class Shares:
 
     def activated(self, function: Callable[[Any], Any]) -> Shares:
         """f(x) with f(x) − f(0) = (f(x) − f(0))/x ⊙ x held; f(0) is its step's own."""
-        made = self.scaled(secant(function, self.value))
-        return replace(made.plus(function(jnp.zeros((), self.value.dtype))), held=self.held or self.past is not None)
+        nought, gain = _secant(function, np.zeros_like(self.value), self.value)
+        return replace(self.scaled(gain).plus(nought), held=self.held or self.past is not None)
 
     def opened(self, function: Callable[[Any], Any]) -> Shares:
         """f(x) as a factor: f of what is its own step's, and the rest in the shares of the past of x."""
-        if self.past is None:
-            value = np.asarray(function(jnp.asarray(self.value)))
-            return replace(self, value=value, own=value)
-        gained = self.scaled(secant(function, self.value, self.own))
-        own = np.asarray(function(jnp.asarray(self.own)))
-        return replace(gained, value=gained.value - gained.own + own, own=own, held=True)
+        own, gain = _secant(function, self.own, self.value)
+        opened = self.scaled(gain)
+        value = opened.value - opened.own + np.asarray(own)
+        return replace(opened, value=value, own=np.asarray(own), held=self.held or self.past is not None)
 
     def banded(self, convolution: Convolution) -> Shares:
         """A causal convolution, which spreads shares, unless values count as their own step's."""
-        value = np.asarray(_convolve(convolution, jnp.asarray(self.value)))
+        value = np.asarray(_convolve(convolution, self.signal))
         if self.past is None and self.by_value:
             return replace(self, value=value, own=value)
         whole, kernel = self.array(own=True), np.asarray(convolution.weight)[:, ::-1, None, None]
@@ -213,14 +216,15 @@ class Shares:
 
     def remembered(self, q: Any, k: Any, log_decay: Any, left: Any = None, right: Any = None) -> Shares:
         """The outputs of the matrix memory with these signals that x enters, by head, as values."""
-        values = jnp.asarray(self.value.reshape(len(q), q.shape[1], -1))
-        signals = Signals(q, k, values, log_decay, left, right)
+        values = self.value.reshape(len(q), q.shape[1], -1)
+        gates = (None if one is None else np.asarray(one) for one in (left, right))
+        signals = Signals(np.asarray(q), np.asarray(k), values, np.asarray(log_decay), *gates)
         total, tiles = np.asarray(remember(signals)).reshape(self.value.shape), functools.partial(score_tiles, signals)
-        scores = np.sum(np.asarray(q) * np.asarray(k), axis=2)
+        scores = np.sum(signals.q * signals.k, axis=2)
         own, sort = np.repeat(scores, values.shape[2], axis=1) * self.own, "channel" if values.shape[2] == 1 else "head"
         if self.past is None:
             if values.shape[2] == 1:  # nothing but another key
-                past = Past.of_scores(signals._replace(k=k * self.own[:, :, None]))
+                past = Past.of_scores(signals._replace(k=signals.k * self.own[:, :, None]))
             else:
                 past = Past(functools.partial(self._by_head, tiles, values.shape[2]))
             return replace(self, value=total, own=own, past=past, scores=Scores(scores, tiles, sort), factors=None)
@@ -242,8 +246,8 @@ class Shares:
 
     def accumulated(self, log_factors: Any) -> Shares:
         """h_t = a_t ⊙ h_{t-1} + x_t: memories of one number."""
-        ones = jnp.ones((*self.value.shape, 1), self.value.dtype)
-        return self.remembered(ones, ones, jnp.broadcast_to(jnp.asarray(log_factors), self.value.shape))
+        ones = np.ones((*self.value.shape, 1), self.value.dtype)
+        return self.remembered(ones, ones, np.broadcast_to(np.asarray(log_factors), self.value.shape))
 
     def recurrent(self, keep: Any, left: Any, matrix: Any, right: Any, *, held: bool = False) -> Shares:
         """h_t = keep_t ⊙ h_{t-1} + left_t ⊙ V (right_t ⊙ h_{t-1}) + x_t; `held` where an activation is in there."""
@@ -285,12 +289,12 @@ def _rows(array: Inexact[np.ndarray, "n t t"]) -> Iterator[Tile]:
         yield rows, slice(0, rows.stop), array[:, rows, : rows.stop]
 
 
-def secant(function: Callable[[Any], Any], to: Signal, start: Signal | None = None) -> Signal:
-    """(f(x) − f(y))/(x − y), and f'(y) where they are one; y is 0 unless it is given."""
-    start = np.zeros_like(to) if start is None else start
-    base, slope = jax.jvp(function, (jnp.asarray(start),), (jnp.ones(start.shape, start.dtype),))
-    rise, run = np.asarray(function(jnp.asarray(to)) - base), to - start
-    return np.where(run == 0, np.asarray(slope), rise / np.where(run == 0, 1, run))
+@functools.partial(jax.jit, static_argnums=0)
+def _secant(function: Callable[[Any], Any], start: Any, to: Any) -> tuple[Any, Any]:
+    """f(y), and (f(x) − f(y))/(x − y), f'(y) where they are one."""
+    base, slope = jax.jvp(function, (start,), (jnp.ones_like(start),))
+    run = to - start
+    return base, jnp.where(run == 0, slope, (function(to) - base) / jnp.where(run == 0, 1, run))
 
 
 @jax.jit
