@@ -39,7 +39,7 @@ Prepare = Callable[[Random, Path, bool], Case]  # (random numbers, empty folder,
 
 
 def model_case(files: dict[str, bytes], random: Random, folder: Path, harm: bool) -> Case:
-    """A model's file, through disguise, export, compile and decompile."""
+    """A model's file, through disguise, export, compile, decompile and in-context."""
     name = random.choice(list(files)) if harm else "gated-rnn"
     content = mutate.damaged_safetensors(files[name], random) if harm else files[name]
     source, out = folder / "in.safetensors", folder / "out.safetensors"
@@ -49,6 +49,7 @@ def model_case(files: dict[str, bytes], random: Random, folder: Path, harm: bool
         (3, ["export", source, "--to", "torch", "--out", out]),
         (3, ["compile", source, "--to", "gated-rnn", "--horizon", 3, "--out", out]),
         (1, ["decompile", source, "--horizon", 3, "--out", out]),
+        (1, ["in-context", source, "--d-x", 1, "--d-y", 1, "--observations", 2]),
     ]
     chosen = random.choices([way for _, way in ways], [weight for weight, _ in ways])[0]
     return Case(command(*chosen, "--json"), out, f"{name} → {chosen[0]}")

@@ -22,6 +22,7 @@ from underhood.commands.disguise import Disguise
 from underhood.commands.explore import Explore
 from underhood.commands.export import Export
 from underhood.commands.import_ import Import
+from underhood.commands.in_context import InContext
 from underhood.commands.interrupts import interrupts_are_heard
 from underhood.commands.output import ANSWER_IS_NO, BAD_INPUT, DONE, INTERNAL_ERROR, INTERRUPTED, print_json
 from underhood.commands.probe import Probe
@@ -39,6 +40,7 @@ COMMANDS: tuple[type, ...] = (
     Disguise,
     Decompile,
     Probe,
+    InContext,
     Train,
     Sweep,
     Reproduce,
