@@ -90,17 +90,9 @@ def require_page(length: int) -> None:
 def archive(found: AttentionMap, tokens: Sequence[str] | None) -> bytes:
     """All maps, what they leave unexplained at each step, and their names, as NumPy reads them."""
     buffer = io.BytesIO()
-    named = {} if tokens is None else {"tokens": np.array(tokens)}
-    np.savez_compressed(
-        buffer,
-        allow_pickle=False,
-        weights=found.weights,
-        kind=np.array(found.kind),
-        completeness=np.array(float(found.completeness)),
-        completeness_steps=found.completeness.steps,
-        names=np.array(found.names),
-        **named,
-    )
+    arrays: dict[str, Any] = {"weights": found.weights, "names": np.array(found.names), "kind": np.array(found.kind)}
+    arrays |= {"completeness": np.array(float(found.completeness)), "completeness_steps": found.completeness.steps}
+    np.savez_compressed(buffer, **arrays, **({} if tokens is None else {"tokens": np.array(tokens)}))
     return buffer.getvalue()
 
 
