@@ -71,6 +71,8 @@ def growth(rows: Sequence[dict[str, Any]], least: int) -> dict[str, dict[str, fl
     fits = {}
     for quantity, values in (("seconds", [row["seconds"] for row in large]), ("gigabytes", grown)):
         slope, level = np.polyfit(logs, np.log(values), 1)
+        if slope < 0:  # nothing shows beside what every process takes
+            slope, level = 0.0, np.mean(np.log(values))
         fits[quantity] = {"factor": float(np.exp(level)), "exponent": float(slope)}
     return fits
 

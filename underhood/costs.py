@@ -36,7 +36,7 @@ class Expected(NamedTuple):
 COSTS: dict[str, Cost] = {}
 
 
-def expected(name: str, size: float, times: int = 1) -> Expected | None:
+def expected(name: str, size: int | float, times: int = 1) -> Expected | None:
     """For `times` runs one after the other; None for what was not measured."""
     cost = COSTS.get(name)
     if cost is None:
@@ -45,7 +45,7 @@ def expected(name: str, size: float, times: int = 1) -> Expected | None:
     return Expected(times * seconds * size**grows, 1e9 * gigabytes * size**widens)
 
 
-def foretold(name: str, size: float, what: str, times: int = 1) -> str | None:
+def foretold(name: str, size: int | float, what: str, times: int = 1) -> str | None:
     """A line to show before the work starts where it is long or large; refused where its memory is not there."""
     cost = expected(name, size, times)
     if cost is None:
