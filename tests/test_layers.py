@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "underhood"
 LAYERS = (
     ("errors",),
     ("registry", "arrays", "extras", "memory", "costs"),
+    ("dispatch",),
     ("model", "algebra"),
     ("attention", "cells"),
     ("storage",),

@@ -37,7 +37,7 @@ class Probe:
     inputs: Path | None = None
     """Sequences of your own, (b, t, d) in a .npy file: R² of the nearest attention on them, too."""
     task: str | None = None
-    """The same for sequences of a task: teacher-student, linear-regression."""
+    """The same for sequences of a task, by a name that `underhood train --list` prints."""
     out: Path | None = None
     """File for the best attention found."""
     length: int = 32
