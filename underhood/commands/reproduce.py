@@ -17,9 +17,9 @@ class Reproduce:
     """Make tables and figures of the paper and compare them with it, row by row."""
 
     artifacts: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """table1 … table4, figure1 … figure5; all of the budget unless named."""
+    """table1 … table4, figure1 … figure5, zoo, discovery; all of the budget unless named."""
     budget: str = "quick"
-    """Size of the runs: quick (minutes), laptop (hours) or paper (the paper's own steps)."""
+    """Size of the runs: quick (minutes), laptop, overnight (hours) or paper (the paper's own steps)."""
     out: Path = Path("results")
     """Folder for JSON, PNG and PDF, in a folder named after the budget."""
     json: bool = False
