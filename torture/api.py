@@ -89,6 +89,11 @@ def calls() -> dict[str, Call]:
         "save": (uh.save, {"model": network, "path": "out.safetensors"}),
         "load": (uh.load, {"path": "network.safetensors"}),
         "explore": (uh.explore, {"model": network, "out": "page.html", "against": attention, "xs": xs, "seed": 0}),
+        "attention_map": (uh.attention_map, {"model": lstm, "xs": xs, "layer": 0, "reduce": "norm"}),
+        "attend": (
+            uh.attend,
+            {"model": network, "xs": xs, "out": "map.html", "layer": None, "reduce": "sum", "tokens": list("abcd")},
+        ),
     }
 
 

@@ -73,6 +73,23 @@ def _damaged_member(name: str, content: bytes, random: Random) -> bytes:
     return mutate.damaged_bytes(content, random)
 
 
+def attend_case(files: dict[str, bytes], random: Random, folder: Path, harm: bool) -> Case:
+    """A network, a sequence and the names of its steps, one of them damaged, through attend."""
+    damage: dict[str, Callable[[bytes, Random], bytes]] = {
+        "network": mutate.damaged_safetensors,
+        "xs.npy": lambda content, random: mutate.damaged_npy("xs", content, random),
+        "xs.csv": mutate.damaged_bytes,
+        "tokens.txt": mutate.damaged_bytes,
+    }
+    damaged = random.choice(list(damage)) if harm else ""
+    for name, content in files.items():
+        (folder / name).write_bytes(damage[name](content, random) if name == damaged else content)
+    sequence = folder / ("xs.csv" if damaged == "xs.csv" else "xs.npy")
+    tokens, out = folder / "tokens.txt", folder / "out.npz"
+    arguments = ["attend", folder / "network", "--input", sequence, "--tokens", tokens, "--out", out, "--json"]
+    return Case(command(*arguments), out, damaged)
+
+
 def spec_case(text: str, random: Random, folder: Path, harm: bool) -> Case:
     """A specification, through sweep: with no workers, so that a sound one ends where the work would begin."""
     source = folder / "spec.json"
@@ -167,8 +184,9 @@ def readers() -> dict[str, tuple[float, Prepare]]:
         second = healthy.run_folder(Path(temporary, "second"), healthy.LEVENBERG)
     text = json.dumps(healthy.SPEC)
     return {
-        "model files (safetensors)": (0.33, partial(model_case, models)),
-        "weights of torch and numpy (.pt, .npz, safetensors)": (0.27, partial(foreign_case, foreign)),
+        "model files (safetensors)": (0.31, partial(model_case, models)),
+        "weights of torch and numpy (.pt, .npz, safetensors)": (0.25, partial(foreign_case, foreign)),
+        "sequences and tokens (.npy, .csv, text)": (0.04, partial(attend_case, healthy.sequence_files(models))),
         "sweep specifications (JSON)": (0.15, partial(spec_case, text)),
         "sweep results (JSON lines)": (0.1, partial(store_case, healthy.SPEC, results)),
         "run folders (log, settings, checkpoints)": (0.1, partial(run_case, run, False)),

@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from underhood.fit.levenberg import LevenbergResult, fit_levenberg
     from underhood.fit.population import Member
     from underhood.fit.runs import Run, fit, fit_population
+    from underhood.identify.attention_map import attention_map
     from underhood.identify.disguise import disguise
     from underhood.identify.found import Found
     from underhood.identify.in_context import Algorithm
+    from underhood.identify.maps import AttentionMap, compare_maps
     from underhood.interop.foreign import decompile, in_context, probe
     from underhood.interop.pretrained import from_pretrained
     from underhood.interop.torch import from_torch, to_torch
     from underhood.model import make_model
+    from underhood.report.attend import attend
     from underhood.report.explore import explore
     from underhood.report.portrait import draw
     from underhood.storage.files import load, save
@@ -62,6 +65,9 @@ _EXPORTS = {
     "algorithm_network": "construct.algorithms",
     "disguise": "identify.disguise",
     "Found": "identify.found",
+    "attention_map": "identify.attention_map",
+    "AttentionMap": "identify.maps",
+    "compare_maps": "identify.maps",
     "Algorithm": "identify.in_context",
     "TeacherStudent": "data",
     "LinearRegression": "data",
@@ -83,6 +89,7 @@ _EXPORTS = {
     "run_sweep": "sweep.sweep",
     "query": "sweep.store",
     "explore": "report.explore",
+    "attend": "report.attend",
     "draw": "report.portrait",
 }
 
@@ -91,6 +98,7 @@ __all__ = [
     "LRU",
     "LSTM",
     "Algorithm",
+    "AttentionMap",
     "Compiled",
     "DenseGatedRNN",
     "FitConfig",
@@ -109,6 +117,9 @@ __all__ = [
     "TeacherStudent",
     "UnderhoodError",
     "algorithm_network",
+    "attend",
+    "attention_map",
+    "compare_maps",
     "compile",
     "decompile",
     "disguise",

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from underhood import __version__
+from underhood.commands.attend import Attend
 from underhood.commands.compile import Compile
 from underhood.commands.decompile import Decompile
 from underhood.commands.disguise import Disguise
@@ -45,6 +46,7 @@ COMMANDS: tuple[type, ...] = (
     Reproduce,
     Report,
     Explore,
+    Attend,
     Export,
     Import,
 )

@@ -56,6 +56,11 @@ class Convolution(Part):
     def width(self) -> int:
         return self.weight.shape[1]
 
+    def __getitem__(self, channels: slice) -> Convolution:
+        return Convolution(
+            np.asarray(self.weight)[channels], None if self.bias is None else np.asarray(self.bias)[channels]
+        )
+
     def initial_past(self) -> Past:
         return jnp.zeros((self.width - 1, self.channels), self.weight.dtype)
 
@@ -66,8 +71,9 @@ class Convolution(Part):
 
     def scan(self, xs: Float[Array, "t c"], past: Past) -> tuple[Float[Array, "t c"], Past]:
         # Shifted copies, which the compiler fuses into one pass; a general convolution is 30 times slower here.
-        # The barrier keeps it from padding anew for each of them.
+        # The barrier keeps it from padding anew for each of them. Products first: shifts then need not be kept for
+        # the gradient.
         padded: Array = jax.lax.optimization_barrier(jnp.concatenate([past, xs]))
-        shifted = [padded[j : j + len(xs)] * self.weight[None, :, j] for j in range(self.width)]
+        shifted = [(padded * self.weight[None, :, j])[j : j + len(xs)] for j in range(self.width)]
         ys = sum(shifted[1:], start=shifted[0])
         return ys if self.bias is None else ys + self.bias[None], padded[len(xs) :]

@@ -20,11 +20,13 @@ from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution
 from underhood.cells.linear import Linear, lecun_normal
 from underhood.cells.selective import selective_scan
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, Part, part, tensor
 
 DECAY = 8.0  # the paper's c
+WIDE = 128  # columns of a product, up to which blocks are merged
 STEEPEST = 1000.0  # slope of the square root, which has none at a = 1, where training would divide by zero
 
 Activation = Literal["gelu_pytorch_tanh", "gelu"]
@@ -53,10 +55,23 @@ class BlockGate(Part):
 
 def block_gates(u: Float[Array, "t n"], *gates: BlockGate) -> list[Float[Array, "t n"]]:
     """The values of several gates with the same blocks, out of one product."""
-    blocks = u.reshape(len(u), *gates[0].bias.shape).swapaxes(0, 1)
-    weight, bias = jnp.concatenate([gate.weight for gate in gates], 2), jnp.concatenate([g.bias for g in gates], 1)
-    values = jax.nn.sigmoid(blocks @ weight + bias[:, None])  # (blocks, t, gates × width)
+    weight = jnp.concatenate([merged_blocks(gate.weight).swapaxes(1, 2) for gate in gates], axis=1)  # as W u
+    bias = jnp.concatenate([gate.bias.reshape(len(weight), -1) for gate in gates], axis=1)
+    if len(weight) == 1:
+        return jnp.split(jax.nn.sigmoid(u @ weight[0].T + bias), len(gates), axis=1)
+    blocks = u.reshape(len(u), len(weight), -1).swapaxes(0, 1)
+    values = jax.nn.sigmoid(blocks @ weight.swapaxes(1, 2) + bias[:, None])  # (blocks, t, gates × width)
     return [value.swapaxes(0, 1).reshape(u.shape) for value in jnp.split(values, len(gates), axis=2)]
+
+
+def merged_blocks(weight: Float[Array, "blocks w w"]) -> Float[Array, "merged x x"]:
+    """Neighbouring blocks as larger ones with zeros between them: narrow products take longer than the zeros do."""
+    blocks, width, _ = weight.shape
+    together = max(many for many in range(1, blocks + 1) if blocks % many == 0 and many * width <= max(WIDE, width))
+    apart = (
+        weight.reshape(-1, together, width, 1, width) * jnp.eye(together, dtype=weight.dtype)[None, :, None, :, None]
+    )
+    return apart.reshape(-1, together * width, together * width)
 
 
 class Griffin(AbstractModel):
@@ -131,15 +146,17 @@ class Griffin(AbstractModel):
     def _projected(self, x: Float[Array, "t d"]) -> tuple[Float[Array, "t n"], Float[Array, "t n"]]:
         """What the convolution reads, and the branch; one product for both."""
         weight, bias = (jnp.concatenate(pair) for pair in zip(*map(_pair, (self.linear_x, self.linear_y)), strict=True))
-        both = x @ weight.T + bias[None]
-        branch = jax.nn.gelu(both[:, self.hidden :], approximate=self.activation != "gelu")
-        return both[:, : self.hidden], branch
+        before, branch = jnp.split(x @ weight.T + bias[None], 2, axis=1)
+        return before, jax.nn.gelu(branch, approximate=self.activation != "gelu")
 
     def _gated(self, u: Float[Array, "t n"]) -> tuple[Float[Array, "t n"], Float[Array, "t n"], Array]:
         """a, i ⊙ u, and √(1 − a²), which does not cancel where a is near 1."""
         opened, rate = block_gates(u, self.input_gate, self.recurrent_gate)
-        log_a = -DECAY * jax.nn.softplus(self.recurrent_param)[None] * rate
+        log_a = self._log_a(rate)
         return jnp.exp(log_a), opened * u, _root(-jnp.expm1(2 * log_a))
+
+    def _log_a(self, rate: Float[Array, "t n"]) -> Float[Array, "t n"]:
+        return -DECAY * jax.nn.softplus(self.recurrent_param)[None] * rate
 
     def _step(self, state: GriffinState, x: Float[Array, " d"]) -> tuple[GriffinState, Float[Array, " d_o"]]:
         past, h, seen = state
@@ -148,6 +165,19 @@ class Griffin(AbstractModel):
         a, gated, scale = self._gated(u[None])
         h = a[0] * h + gated[0] * (1 + seen * (scale[0] - 1))
         return (past, h, jnp.ones_like(seen)), self.linear_out(branch[0] * h)
+
+    def _shared(self, x: Shares) -> Shares:
+        u = x.linear(self.linear_x.weight, self.linear_x.bias).banded(self.conv_1d)
+        gain, log_a, branch = self._gates(x.signal, u.signal)
+        states = u.scaled(gain).accumulated(log_a)
+        return states.scaled(branch).linear(self.linear_out.weight, self.linear_out.bias)
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"], u: Float[Array, "t n"]) -> tuple[Array, Array, Array]:
+        """√(1 − a²) ⊙ i, log a and the branch."""
+        opened, rate = block_gates(u, self.input_gate, self.recurrent_gate)
+        log_a = self._log_a(rate)
+        return opened * _root(-jnp.expm1(2 * log_a)).at[0].set(1), log_a, self._projected(xs)[1]
 
     def _scan(self, xs: Float[Array, "t d"], state: GriffinState) -> tuple[Float[Array, "t d_o"], GriffinState]:
         past, h, seen = state

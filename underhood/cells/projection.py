@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.linear import lecun_normal
+from underhood.cells.shares import Shares
 from underhood.errors import UnderhoodError
 from underhood.model import Part, tensor
 
@@ -52,7 +55,14 @@ class Projection(Part):
         return cls(lecun_normal(key, (rows, columns), dtype), bias)
 
     def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
-        return _biased(x @ self.weight.T, self.bias)
+        return biased(x @ self.weight.T, self.bias)
+
+    def __getitem__(self, rows: Any) -> Projection:
+        """Some of its outputs."""
+        return Projection(np.asarray(self.weight)[rows], None if self.bias is None else np.asarray(self.bias)[rows])
+
+    def shared(self, x: Shares) -> Shares:
+        return x.linear(self.weight, self.bias)
 
 
 class Headwise(Part):
@@ -76,9 +86,17 @@ class Headwise(Part):
     def columns(self) -> int:
         return self.weight.shape[0] * self.weight.shape[2]
 
+    def shared(self, x: Shares) -> Shares:
+        return x.linear(scipy.linalg.block_diag(*np.asarray(self.weight)), self.bias)
+
     def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
         blocks = x.reshape(len(x), self.weight.shape[0], -1)
-        return _biased(jnp.einsum("tbi,boi->tbo", blocks, self.weight).reshape(len(x), -1), self.bias)
+        return biased(jnp.einsum("tbi,boi->tbo", blocks, self.weight).reshape(len(x), -1), self.bias)
+
+    def before(self, rows: Float[Array, "n rows"]) -> Float[Array, "n columns"]:
+        """A W, for the rows A of another projection that reads this one's outputs."""
+        blocks = rows.reshape(len(rows), self.weight.shape[0], -1)
+        return jnp.einsum("nbo,boi->nbi", blocks, self.weight).reshape(len(rows), -1)
 
 
 class LowRank(Part):
@@ -127,8 +145,8 @@ class LowRank(Part):
         inner = x @ self.down.T
         if self.activation != "none":
             inner = jnp.tanh(inner) if self.activation == "tanh" else jax.nn.sigmoid(inner)
-        return _biased(inner @ self.up.T, self.bias)
+        return biased(inner @ self.up.T, self.bias)
 
 
-def _biased(y: Float[Array, "t rows"], bias: Float[Array, " rows"] | None) -> Float[Array, "t rows"]:
+def biased(y: Float[Array, "t rows"], bias: Float[Array, " rows"] | None) -> Float[Array, "t rows"]:
     return y if bias is None else y + bias[None]

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from underhood.attention.linear import LinearAttention
+from underhood.cells.gated_rnn import GatedRNN
+from underhood.costs import foretold
 from underhood.errors import UnderhoodError
 from underhood.identify import blackbox
 from underhood.identify import decompile as weights
@@ -20,6 +22,16 @@ from underhood.identify import in_context as algorithms
 from underhood.identify.found import Found
 from underhood.identify.threads import threads_for
 from underhood.model import AbstractModel
+
+
+def foretell(model: Any, d: int | None = None) -> str | None:
+    """What `decompile` or, of a callable with d inputs, `probe` will take, where that is known and much."""
+    if isinstance(model, GatedRNN):
+        # A network of the fewest neurons has d(d + 3)/2; one with more is as much work as that of a larger d.
+        what = f"decompiling {model.hidden} neurons with d = {model.d}"
+        return foretold("decompile", max(model.d, (2 * model.hidden) ** 0.5), what)
+    d = d or getattr(model, "d", None)
+    return foretold("probe", d, f"probing d = {d}") if isinstance(d, int) else None
 
 
 def decompile(
