@@ -20,6 +20,8 @@ SUITES = (
     "install",
     "layers",
     "maps",
+    "in_context",
+    "zoo",
 )
 
 

@@ -51,7 +51,11 @@ def dtype_of(tree: Any) -> np.dtype:
 
 def precision_of(tree: Any) -> contextlib.AbstractContextManager[Any]:
     """Within it, jax computes in the dtype of the weights of `tree`."""
-    if dtype_of(tree) == np.float64 and not jax.config.read("jax_enable_x64"):
+    return precision(dtype_of(tree))
+
+
+def precision(dtype: np.dtype) -> contextlib.AbstractContextManager[Any]:
+    if dtype == np.float64 and not jax.config.read("jax_enable_x64"):
         return jax.enable_x64(True)
     return contextlib.nullcontext()
 
@@ -71,11 +75,13 @@ def as_sequence(xs: Any, d: int, dtype: np.dtype) -> Float[Array, "t d"]:
     return jnp.asarray(xs, dtype)
 
 
-def as_input(x: Any, d: int, dtype: np.dtype) -> Float[Array, " d"]:
-    """One input vector in the model's dtype."""
+def as_input(x: Any, d: int, dtype: np.dtype) -> Float[Array | np.ndarray, " d"]:
+    """One input vector in the model's dtype; NumPy's arrays stay such, which a compiled function takes in faster."""
     if np.shape(x) != (d,):
         raise UnderhoodError(f"a step takes one input of shape ({d},)", f"shape {np.shape(x)}")
-    return jnp.asarray(x, dtype)
+    if not isinstance(x, jax.Array):
+        return np.asarray(x, dtype)
+    return x if x.dtype == dtype else jnp.asarray(x, dtype)
 
 
 def require_finite(name: str, value: Any) -> None:

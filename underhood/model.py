@@ -16,10 +16,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import equinox as eqx
 import jax
 import jax.core
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import DType, as_input, as_sequence, as_weight, dtype_of, like_input, precision_of, require_finite
+from underhood import dispatch
+from underhood.arrays import (
+    DType,
+    as_input,
+    as_sequence,
+    as_weight,
+    dtype_of,
+    like_input,
+    precision,
+    precision_of,
+    require_finite,
+)
 from underhood.errors import UnderhoodError
 from underhood.registry import Registry
 
@@ -125,8 +137,8 @@ class AbstractModel(Part):
         return ys, state
 
     def _shown(self, state: Any) -> Array:
-        """What a page shows of the state, one number a neuron."""
-        return jax.tree.leaves(state)[0].reshape(-1)
+        """What a page shows of the state: all of it, unless a cell knows better."""
+        return jax.numpy.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(state)])
 
     def _watched(self, state: Any, x: Any) -> dict[str, Any]:
         """Further arrays for a page to show, from the input and the state that it led to."""
@@ -155,19 +167,21 @@ class AbstractModel(Part):
     def initial_state(self) -> State:
         """The state before the first input: all zeros."""
         with precision_of(self):
-            return self._initial_state()
+            return jax.tree.map(jnp.asarray, self._initial_state())
 
+    @dispatch.unwrapped
     def step(self, state: State, x: Any) -> tuple[State, Any]:
         """One input (d,) → the next state and the output (d_out,)."""
-        with precision_of(self):
-            state, y = _jitted(type(self)._step, self, state, as_input(x, self.d, self.dtype))
+        kept = dispatch.prepared(self) or self  # either has d and dtype; what is kept, at once
+        with precision(kept.dtype):
+            state, y = dispatch.call(_step_of, self, state, as_input(x, kept.d, kept.dtype))
             return state, like_input(y, x)
 
     def scan(self, xs: Any, state: State | None = None) -> tuple[Any, State]:
         """A sequence (t, d) from `state` on → the outputs (t, d_out) and the state after them."""
+        start = () if state is None else (state,)
         with precision_of(self):
-            state = self._initial_state() if state is None else state
-            ys, state = _jitted(type(self)._scan, self, as_sequence(xs, self.d, self.dtype), state)
+            ys, state = dispatch.call(_scan_of, self, as_sequence(xs, self.d, self.dtype), *start)
             return like_input(ys, xs), state
 
     def __call__(self, xs: Any) -> Any:
@@ -177,13 +191,15 @@ class AbstractModel(Part):
     def _public(self, function: Callable[..., Array], xs: Any) -> Any:
         """Another way to map a sequence, given the same treatment as the call."""
         with precision_of(self):
-            return like_input(_jitted(function, self, as_sequence(xs, self.d, self.dtype)), xs)
+            return like_input(dispatch.jitted(function, self, as_sequence(xs, self.d, self.dtype)), xs)
 
 
-@eqx.filter_jit
-def _jitted(method: Callable[..., Any], model: AbstractModel, *arguments: Any) -> Any:
-    # One compiled program for each method, structure and shape: an eager lax.scan would compile at each call.
-    return method(model, *arguments)
+def _step_of(model: AbstractModel, state: Any, x: Any) -> tuple[Any, Any]:
+    return model._step(state, x)
+
+
+def _scan_of(model: AbstractModel, xs: Float[Array, "t d"], *state: Any) -> tuple[Float[Array, "t d_o"], Any]:
+    return model._scan(xs, *(state or (model._initial_state(),)))
 
 
 def as_dtype(model: Any, dtype: DType) -> Any:

@@ -3,7 +3,6 @@
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from tests.tolerance import error
 from underhood.interop.bridges import bridge_of, to_module
@@ -16,6 +15,8 @@ def sequence(length, d, seed=1):
 
 
 def public_outputs(cell, xs, public=None):
+    import torch
+
     run = bridge_of(cell, public).run
     with torch.no_grad():
         return run(to_module(cell, public), torch.from_numpy(xs)[None])[0].numpy()
@@ -23,6 +24,8 @@ def public_outputs(cell, xs, public=None):
 
 def gradient_errors(cell, xs, public=None):
     """Name → relative error of the gradient of a random projection of the outputs; `xs` stands for the inputs."""
+    import torch
+
     bridge = bridge_of(cell, public)
     weights = np.random.default_rng(2).normal(size=(len(xs), cell.d_out)).astype(np.float32)
     module, inputs = to_module(cell, public), torch.from_numpy(xs).requires_grad_()

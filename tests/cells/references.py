@@ -1,10 +1,10 @@
 """The paper's equations in NumPy, transcribed from the text one by one, without a look at the package.
 
-The test file of a newer cell brings its own: `@transcribes("mamba-cell")`.
+The test file of a newer cell brings its own, `@transcribes("mamba-cell")` in test_mamba.py, read when it is asked for.
+It imports torch and the public modules inside its tests: environments without them read the transcriptions too.
 """
 
 import importlib
-import pkgutil
 
 import numpy as np
 
@@ -119,8 +119,5 @@ def stack(model, xs):
 
 def reference(model, xs):
     if model.kind not in REFERENCES:
-        import tests.cells as folder
-
-        for module in pkgutil.iter_modules(folder.__path__):
-            importlib.import_module(f"tests.cells.{module.name}")
+        importlib.import_module(f"tests.cells.test_{model.kind.removesuffix('-cell').replace('-', '_')}")
     return REFERENCES[model.kind](model, np.asarray(xs, np.float64))

@@ -1,5 +1,8 @@
 """Every model of the registry, and attention: the three ways agree with each other and with the paper."""
 
+import ast
+from pathlib import Path
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -154,6 +157,23 @@ def test_wrong_shapes_are_refused_with_a_remedy(name):
             model(np.zeros(shape))
     with pytest.raises(uh.UnderhoodError, match=r"shape \(4,\)"):
         model.step(model.initial_state(), np.zeros(3))
+
+
+ORACLES = {"torch", "transformers", "xlstm", "mambapy", "minGRU_pytorch"}
+
+
+def imported_at_the_top(source):
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+            yield (getattr(node, "module", None) or "").partition(".")[0]
+
+
+def test_transcriptions_need_no_oracles():
+    """This file runs in environments without torch, and reads the transcriptions in the others."""
+    for path in Path(__file__).parent.glob("*.py"):
+        assert not ORACLES & set(imported_at_the_top(path.read_text())), path.name
+    assert {"torch", "xlstm"} <= set(imported_at_the_top("import torch.nn\nfrom xlstm.blocks import mLSTMLayer"))
 
 
 def test_tolerance_follows_the_dtype():

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 import underhood as uh
 from tests.tolerance import agree
@@ -20,6 +19,8 @@ def random_convolution(channels=3, width=4, bias=True, seed=0):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("length", [1, 3, 9])
 def test_scan_is_torchs_convolution(width, bias, length):
+    import torch
+
     layer = random_convolution(width=width, bias=bias)
     xs = np.random.default_rng(1).normal(size=(length, 3))
     public = torch.nn.Conv1d(3, 3, width, groups=3, padding=width - 1, bias=bias).double()

@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformers import Qwen3NextConfig
-from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 import underhood as uh
 from tests.cells.modules import TOLERANCE, cell_like, disagreement, perturbed, randomised
@@ -52,6 +50,9 @@ def gated_deltanet_cell(cell, xs):
 
 
 def net(key_heads=2, heads=4, seed=0):
+    from transformers import Qwen3NextConfig
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+
     config = Qwen3NextConfig(
         hidden_size=6, linear_num_key_heads=key_heads, linear_num_value_heads=heads, linear_key_head_dim=3,
         linear_value_head_dim=5, linear_conv_kernel_dim=4, num_hidden_layers=1, layer_types=["linear_attention"],

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from scipy.special import erf
 
 from tests.cells.public import FLOAT32, gradient_errors, public_outputs, sequence
@@ -84,6 +83,7 @@ def test_a_perturbed_weight_is_noticed_by_the_public_module():
 
 
 def test_the_root_has_a_bounded_slope_as_the_public_one_has():
+    import torch
     from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
 
     from underhood.cells.griffin import _root

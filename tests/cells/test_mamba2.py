@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
-from transformers import Mamba2Config
-from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 import underhood as uh
 from tests.cells.modules import TOLERANCE, cell_like, disagreement, perturbed, randomised
@@ -52,6 +49,9 @@ def _bias(part, size):
 
 
 def mixer(groups=1, heads=4, bias=False, limit=(0.0, float("inf")), seed=0):
+    from transformers import Mamba2Config
+    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
     config = Mamba2Config(
         hidden_size=6, expand=2, num_heads=heads, head_dim=12 // heads, state_size=5, n_groups=groups, use_bias=bias,
         conv_kernel=3, chunk_size=16, num_hidden_layers=1, time_step_limit=limit,
@@ -74,6 +74,8 @@ def test_it_is_transformers(groups, heads, bias, length):
 
 
 def test_the_limits_of_the_step_are_kept():
+    import torch
+
     module = mixer(limit=(0.3, 0.6))
     xs = np.random.default_rng(1).normal(size=(40, 6))
     expected = module(torch.from_numpy(xs.astype(np.float32))[None]).detach().numpy()[0]

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
-from xlstm import mLSTMLayer, mLSTMLayerConfig
 
 import underhood as uh
 from tests.cells.modules import TOLERANCE, cell_like, disagreement, perturbed, randomised
@@ -68,6 +66,8 @@ def _blocks(part, x):
 
 
 def layer(heads=2, bias=False, seed=0):
+    from xlstm import mLSTMLayer, mLSTMLayerConfig
+
     config = mLSTMLayerConfig(
         conv1d_kernel_size=4, qkv_proj_blocksize=4, num_heads=heads, proj_factor=2.0, embedding_dim=6, bias=bias,
         context_length=70, round_proj_up_to_multiple_of=4,
@@ -91,6 +91,8 @@ def test_it_is_xlstms(heads, bias, length):
 
 
 def test_a_step_is_xlstms():
+    import torch
+
     module = layer()
     cell, xs = cell_of(module), np.random.default_rng(1).normal(size=(5, 6)).astype(np.float32)
     theirs, ours = {}, cell.initial_state()

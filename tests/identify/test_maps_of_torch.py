@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import Mamba2Config, MambaConfig
-from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.mamba.modeling_mamba import MambaMixer
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from xlstm import mLSTMLayer, mLSTMLayerConfig
 
 import underhood as uh

@@ -71,8 +71,9 @@ class Convolution(Part):
 
     def scan(self, xs: Float[Array, "t c"], past: Past) -> tuple[Float[Array, "t c"], Past]:
         # Shifted copies, which the compiler fuses into one pass; a general convolution is 30 times slower here.
-        # The barrier keeps it from padding anew for each of them.
+        # The barrier keeps it from padding anew for each of them. Products first: shifts then need not be kept for
+        # the gradient.
         padded: Array = jax.lax.optimization_barrier(jnp.concatenate([past, xs]))
-        shifted = [padded[j : j + len(xs)] * self.weight[None, :, j] for j in range(self.width)]
+        shifted = [(padded * self.weight[None, :, j])[j : j + len(xs)] for j in range(self.width)]
         ys = sum(shifted[1:], start=shifted[0])
         return ys if self.bias is None else ys + self.bias[None], padded[len(xs) :]

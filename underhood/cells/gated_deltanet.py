@@ -17,7 +17,16 @@ from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
-from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
+from underhood.cells.memory import (
+    AbstractMemoryCell,
+    Memory,
+    Signals,
+    by_head,
+    empty_memory,
+    flat,
+    heads_of_width,
+    memory_scan,
+)
 from underhood.cells.norm import Norm, l2_normalised
 from underhood.cells.projection import Projection
 from underhood.cells.shares import Shares
@@ -97,25 +106,30 @@ class GatedDeltaNet(AbstractMemoryCell):
         )
 
     def _initial_state(self) -> tuple[Past, Memory]:
-        return self.conv1d.initial_past(), jnp.zeros((self.heads, self.d_key, self.d_value), self.dtype)
+        return self.conv1d.initial_past(), empty_memory(self.heads, self.d_key, self.d_value, self.dtype)
+
+    def _in_order(self, projection: Projection, sizes: tuple[int, ...]) -> Float[Array, "rows d"]:
+        """The rows of all heads of keys side by side: all q, then all k, and so on."""
+        by_key = projection.weight.reshape(self.key_heads, -1, self.d)
+        ends = np.cumsum(sizes)[:-1] // self.key_heads
+        return jnp.concatenate([rows.reshape(-1, self.d) for rows in jnp.split(by_key, ends, axis=1)])
 
     def _signals(self, xs: Float[Array, "t d"], past: Past) -> tuple[Signals, Float[Array, "t h v"], Past]:
         """What goes into the memory, z, and the convolution's next past."""
-        d_key, repeats = self.d_key, self.heads // self.key_heads
-        values = repeats * self.d_value
-        *qkv, z = jnp.split(
-            by_head(self.in_proj_qkvz(xs), self.key_heads), (d_key, 2 * d_key, 2 * d_key + values), axis=2
-        )
-        mixed, past = self.conv1d.scan(jnp.concatenate([flat(one) for one in qkv], axis=1), past)
-        keys = self.key_heads * d_key
+        repeats, values = self.heads // self.key_heads, self.heads * self.d_value
+        keys = self.key_heads * self.d_key
+        sizes = (keys, keys, values, values)
+        # The rows are put in order, not what they give: there are fewer of them.
+        mixed, z = jnp.split(xs @ self._in_order(self.in_proj_qkvz, sizes).T, (2 * keys + values,), axis=1)
+        b, a = jnp.split(xs @ self._in_order(self.in_proj_ba, (self.heads, self.heads)).T, 2, axis=1)
+        mixed, past = self.conv1d.scan(mixed, past)
         q, k, v = jnp.split(jax.nn.silu(mixed), (keys, 2 * keys), axis=1)
         q, k = (jnp.repeat(l2_normalised(by_head(one, self.key_heads)), repeats, axis=1) for one in (q, k))
-        b, a = (flat(one) for one in jnp.split(by_head(self.in_proj_ba(xs), self.key_heads), 2, axis=2))
         log_decay = -jnp.exp(self.A_log)[None] * jax.nn.softplus(a + self.dt_bias[None])
         written = jax.nn.sigmoid(b)[:, :, None] * k
         forgotten = -jnp.exp(log_decay)[:, :, None] * written
-        signals = Signals(q * d_key**-0.5, written, by_head(v, self.heads), log_decay, forgotten, k)
-        return signals, by_head(flat(z), self.heads), past
+        signals = Signals(q * self.d_key**-0.5, written, by_head(v, self.heads), log_decay, forgotten, k)
+        return signals, by_head(z, self.heads), past
 
     def _shared(self, x: Shares) -> Shares:
         signals, opened = self._gates(x.signal)
@@ -134,7 +148,7 @@ class GatedDeltaNet(AbstractMemoryCell):
         self, xs: Float[Array, "t d"], state: tuple[Past, Memory]
     ) -> tuple[Float[Array, "t d_o"], tuple[Past, Memory]]:
         signals, z, past = self._signals(xs, state[0])
-        outputs, memory = memory_scan(state[1], signals)
+        outputs, memory = memory_scan(state[1], signals, delta=True)
         return self.out_proj(flat(self.norm(outputs) * jax.nn.silu(z))), (past, memory)
 
 

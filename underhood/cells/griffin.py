@@ -26,6 +26,7 @@ from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, Part, part, tensor
 
 DECAY = 8.0  # the paper's c
+WIDE = 128  # columns of a product, up to which blocks are merged
 STEEPEST = 1000.0  # slope of the square root, which has none at a = 1, where training would divide by zero
 
 Activation = Literal["gelu_pytorch_tanh", "gelu"]
@@ -54,10 +55,23 @@ class BlockGate(Part):
 
 def block_gates(u: Float[Array, "t n"], *gates: BlockGate) -> list[Float[Array, "t n"]]:
     """The values of several gates with the same blocks, out of one product."""
-    blocks = u.reshape(len(u), *gates[0].bias.shape).swapaxes(0, 1)
-    weight, bias = jnp.concatenate([gate.weight for gate in gates], 2), jnp.concatenate([g.bias for g in gates], 1)
-    values = jax.nn.sigmoid(blocks @ weight + bias[:, None])  # (blocks, t, gates × width)
+    weight = jnp.concatenate([merged_blocks(gate.weight).swapaxes(1, 2) for gate in gates], axis=1)  # as W u
+    bias = jnp.concatenate([gate.bias.reshape(len(weight), -1) for gate in gates], axis=1)
+    if len(weight) == 1:
+        return jnp.split(jax.nn.sigmoid(u @ weight[0].T + bias), len(gates), axis=1)
+    blocks = u.reshape(len(u), len(weight), -1).swapaxes(0, 1)
+    values = jax.nn.sigmoid(blocks @ weight.swapaxes(1, 2) + bias[:, None])  # (blocks, t, gates × width)
     return [value.swapaxes(0, 1).reshape(u.shape) for value in jnp.split(values, len(gates), axis=2)]
+
+
+def merged_blocks(weight: Float[Array, "blocks w w"]) -> Float[Array, "merged x x"]:
+    """Neighbouring blocks as larger ones with zeros between them: narrow products take longer than the zeros do."""
+    blocks, width, _ = weight.shape
+    together = max(many for many in range(1, blocks + 1) if blocks % many == 0 and many * width <= max(WIDE, width))
+    apart = (
+        weight.reshape(-1, together, width, 1, width) * jnp.eye(together, dtype=weight.dtype)[None, :, None, :, None]
+    )
+    return apart.reshape(-1, together * width, together * width)
 
 
 class Griffin(AbstractModel):
@@ -132,9 +146,8 @@ class Griffin(AbstractModel):
     def _projected(self, x: Float[Array, "t d"]) -> tuple[Float[Array, "t n"], Float[Array, "t n"]]:
         """What the convolution reads, and the branch; one product for both."""
         weight, bias = (jnp.concatenate(pair) for pair in zip(*map(_pair, (self.linear_x, self.linear_y)), strict=True))
-        both = x @ weight.T + bias[None]
-        branch = jax.nn.gelu(both[:, self.hidden :], approximate=self.activation != "gelu")
-        return both[:, : self.hidden], branch
+        before, branch = jnp.split(x @ weight.T + bias[None], 2, axis=1)
+        return before, jax.nn.gelu(branch, approximate=self.activation != "gelu")
 
     def _gated(self, u: Float[Array, "t n"]) -> tuple[Float[Array, "t n"], Float[Array, "t n"], Array]:
         """a, i ⊙ u, and √(1 − a²), which does not cancel where a is near 1."""

@@ -8,7 +8,6 @@ computes it. The state is (N, channels), and the last inputs of the convolution.
 
 from __future__ import annotations
 
-import functools
 from typing import ClassVar
 
 import equinox as eqx
@@ -24,6 +23,7 @@ from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.model import AbstractModel, part, tensor
 
+TOGETHER = 4  # steps between the states that are kept for the gradient
 MambaState = tuple[Float[Array, "past c"], Float[Array, "n c"]]
 
 
@@ -152,10 +152,7 @@ class Mamba(AbstractModel):
         before, z = self._projected(xs)
         u, past = self.conv1d.scan(before, past)
         u = jax.nn.silu(u)
-        # Of n·c numbers a step only h is kept for the gradient, and the exponentials are taken again: with all of them
-        # in memory, a training step takes three times as long.
-        body = jax.checkpoint(functools.partial(_remember, -jnp.exp(self.a_log.T)), prevent_cse=False)
-        h, read = jax.lax.scan(body, h, self._selected(u))
+        h, read = _remember_all(-jnp.exp(self.a_log.T), h, self._selected(u))
         return self._output(read, u, z), (past, h)
 
 
@@ -166,6 +163,31 @@ def _remember(
     step, driven, b, c = selected
     h = jnp.exp(step[None] * rates) * h + b[:, None] * driven[None]
     return h, c @ h
+
+
+def _remember_all(
+    rates: Float[Array, "n c"], h: Float[Array, "n c"], selected: tuple[Array, Array, Array, Array]
+) -> tuple[Float[Array, "n c"], Float[Array, "t c"]]:
+    """A sequence. Of n·c numbers a step only every fourth h is kept for the gradient, and the rest is computed again.
+
+    With all of it in memory, a training step takes three times as long. With every h it needs more than the 32 MB
+    that the allocator hands out again: new pages would be two thirds on top.
+    """
+    length = len(selected[0])
+
+    def body(h: Array, some: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
+        reads = []
+        for index in range(TOGETHER):
+            h, read = _remember(rates, h, jax.tree.map(lambda one, index=index: one[index], some))
+            reads.append(read)
+        return h, jnp.stack(reads)
+
+    def cut(one: Array) -> Array:  # zeros at the end leave h as it is: a step of 0
+        padded = jnp.pad(one, ((0, -length % TOGETHER), (0, 0)))
+        return padded.reshape(-1, TOGETHER, one.shape[1])
+
+    h, reads = jax.lax.scan(jax.checkpoint(body, prevent_cse=False), h, jax.tree.map(cut, selected))
+    return h, reads.reshape(-1, reads.shape[2])[:length]
 
 
 @register_stack("mamba", label="Mamba", colour="#332288")

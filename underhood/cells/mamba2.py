@@ -17,7 +17,16 @@ from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
-from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
+from underhood.cells.memory import (
+    AbstractMemoryCell,
+    Memory,
+    Signals,
+    by_head,
+    empty_memory,
+    flat,
+    heads_of_width,
+    memory_scan,
+)
 from underhood.cells.norm import Norm
 from underhood.cells.projection import Projection
 from underhood.cells.shares import Shares
@@ -98,7 +107,7 @@ class Mamba2(AbstractMemoryCell):
 
     def _initial_state(self) -> tuple[Past, Memory]:
         head_dim = self.out_proj.columns // self.heads
-        return self.conv1d.initial_past(), jnp.zeros((self.heads, self.state_size, head_dim), self.dtype)
+        return self.conv1d.initial_past(), empty_memory(self.heads, self.state_size, head_dim, self.dtype)
 
     def _signals(self, xs: Float[Array, "t d"], past: Past) -> tuple[Signals, Float[Array, "t inner"], Past]:
         """What goes into the memory, z, and the convolution's next past."""

@@ -5,11 +5,10 @@ A_t is a number a_t, a diagonal diag(a_t), or one of them plus a matrix of rank 
     Mamba-2, mLSTM, MesaNet  a number            Gated DeltaNet  a number and −β a k kᵀ
     GLA                      a diagonal          RWKV-7          a diagonal and −(κ ⊙ a) κᵀ
 
-Decays come as logarithms, finite and at most 0 (the shares of an LRU have complex ones). With a number, `memory_scan`
-does a chunk of the sequence in a few products of matrices: with D[t, s] = a_{s+1} ⋯ a_t, o = (D ⊙ q kᵀ) v and what the
-state before the chunk adds. With rank one, S_t = Σ_s D[t, s] (k_s v_sᵀ + l_s u_sᵀ) where u_t = S_{t-1}ᵀ r_t: a
-triangular system for u. Each log D[t, s] is the sum of its own terms; a difference of cumulative sums would lose the
-digits that small decays need.
+Decays come as logarithms, finite and at most 0. With a number, `memory_scan` does a chunk of the sequence in a few
+products of matrices: with D[t, s] = a_{s+1} ⋯ a_t, o = (D ⊙ q kᵀ) v and what the state before the chunk adds. With rank
+one, S_t = Σ_s D[t, s] (k_s v_sᵀ + l_s u_sᵀ) where u_t = S_{t-1}ᵀ r_t: a triangular system for u. Each log D[t, s] is
+the sum of its own terms; a difference of cumulative sums would lose the digits that small decays need.
 """
 
 from __future__ import annotations
@@ -21,12 +20,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact
 
+from underhood.arrays import DType
 from underhood.model import AbstractModel
 
 CHUNK = 32  # the paper's sequence length: one chunk, so the loop disappears
 MOST_HEADS = 4
 
-Memory = Inexact[Array, "h k v"]
+Memory = Inexact[Array | np.ndarray, "h k v"]  # NumPy's only where it is empty
+
+
+def empty_memory(heads: int, d_key: int, d_value: int, dtype: DType) -> Memory:
+    """S_0 = 0, an array of NumPy's: jax then knows its value while it traces, and the products with it are left out."""
+    return np.zeros((heads, d_key, d_value), dtype)
 
 
 Gates = tuple[Array, Array, Array, Array | None, Array | None]
@@ -57,13 +62,20 @@ def memory_step(state: Memory, now: Signals) -> tuple[Memory, Inexact[Array, "h 
     return new, jnp.einsum("hkv,hk->hv", new, now.q)
 
 
-def memory_scan(state: Memory, signals: Signals) -> tuple[Inexact[Array, "t h v"], Memory]:
-    """A sequence: in chunks where the decay is a number, step by step where it is a diagonal."""
+def memory_scan(state: Memory, signals: Signals, *, delta: bool = False) -> tuple[Inexact[Array, "t h v"], Memory]:
+    """A sequence: in chunks where the decay is a number, step by step where it is a diagonal.
+
+    `delta` says that l_t = −a_t k_t, the delta rule: v_t is written less what the memory already answers to r_t.
+    A memory that is one wider than the values counts: its last column has values 1, and so have the outputs.
+    """
+    if state.shape[2] > signals.v.shape[2] and (len(signals.q) == 1 or signals.log_decay.ndim == 3):
+        ones = jnp.ones((*signals.v.shape[:2], 1), signals.v.dtype)
+        signals = signals._replace(v=jnp.concatenate([signals.v, ones], axis=2))
     length = len(signals.q)
     if length == 1:
         state, output = memory_step(state, jax.tree.map(lambda signal: signal[0], signals))
         return output[None], state
-    if signals.log_decay.ndim == 3:
+    if signals.log_decay.ndim == 3 or (signals.left is not None and not delta):
         state, outputs = jax.lax.scan(memory_step, state, signals)
         return outputs, state
     if length <= CHUNK:
@@ -81,35 +93,35 @@ def memory_scan(state: Memory, signals: Signals) -> tuple[Inexact[Array, "t h v"
 
 
 def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Inexact[Array, "t h v"]]:
-    q, k, v, log_decay, left, right = signals
-    length = len(q)
-    decay, from_start = _decays(log_decay)
-    read = decay * jnp.einsum("thk,shk->hts", q, k)
-    outputs = jnp.einsum("hts,shv->thv", read, v) + from_start[:, :, None] * jnp.einsum("thk,hkv->thv", q, state)
-    kept = decay[:, -1].T[:, :, None] * k
-    new = from_start[-1][:, None, None] * state + jnp.einsum("shk,shv->hkv", kept, v)
-    if left is None or right is None:
-        return new, outputs
-    # D[t−1, s]: what r_t reads was written before t.
-    before = jnp.pad(decay[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    from_start_before = jnp.pad(from_start[:-1], ((1, 0), (0, 0)), constant_values=1.0)
-    known = jnp.einsum("hts,shv->htv", before * jnp.einsum("thk,shk->hts", right, k), v)
-    known = known + from_start_before.T[:, :, None] * jnp.einsum("thk,hkv->htv", right, state)
-    system = jnp.eye(length, dtype=q.dtype)[None] - before * jnp.einsum("thk,shk->hts", right, left)
-    u = jax.lax.linalg.triangular_solve(system, known, left_side=True, lower=True, unit_diagonal=True)
-    outputs = outputs + jnp.einsum("hts,hsv->thv", decay * jnp.einsum("thk,shk->hts", q, left), u)
-    kept = decay[:, -1].T[:, :, None] * left
-    return new + jnp.einsum("shk,hsv->hkv", kept, u), outputs
+    """The heads go first: products of their matrices then need no copies in between."""
+    q, k, v = (jnp.swapaxes(one, 0, 1) for one in signals[:3])
+    decay, from_start = _decays(signals.log_decay)
+    transposed, empty = jnp.swapaxes(k, 1, 2), isinstance(state, np.ndarray)
+    if signals.right is not None:
+        r = jnp.swapaxes(signals.right, 0, 1)
+        answers = jnp.asarray(np.tri(len(decay[0]), k=-1), decay.dtype)[None] * decay * (r @ transposed)
+        system = jnp.eye(len(decay[0]), dtype=q.dtype)[None] + answers
+        known = v if empty else v - from_start[:, :, None] * (r @ state)
+        v = jax.lax.linalg.triangular_solve(system, known, left_side=True, lower=True, unit_diagonal=True)
+    read, kept = decay * (q @ transposed), decay[:, -1, None] * transposed
+    outputs, new = read @ v, kept @ v
+    if state.shape[2] > v.shape[2]:
+        counts = (jnp.sum(matrix, axis=2, keepdims=True) for matrix in (read, kept))
+        outputs, new = (jnp.concatenate(both, axis=2) for both in zip((outputs, new), counts, strict=True))
+    if not empty:
+        outputs = outputs + from_start[:, :, None] * (q @ state)
+        new = new + from_start[:, -1, None, None] * state
+    return new, jnp.swapaxes(outputs, 0, 1)
 
 
-def _decays(log_decay: Inexact[Array, "t h"]) -> tuple[Inexact[Array, "h t t"], Inexact[Array, "t h"]]:
+def _decays(log_decay: Inexact[Array, "t h"]) -> tuple[Inexact[Array, "h t t"], Inexact[Array, "h t"]]:
     """D[t, s] = exp(Σ_{s<r≤t} log a_r) for s ≤ t, else 0; and exp(Σ_{r≤t} log a_r)."""
     length, dtype = len(log_decay), log_decay.dtype
     step = np.arange(length)
-    within = (step[None, None, :] > step[None, :, None]) & (step[None, None, :] <= step[:, None, None])
-    sums = jnp.einsum("tsr,rh->hts", jnp.asarray(within, dtype), log_decay)
-    causal = jnp.asarray(np.tri(length, dtype=bool))[None]
-    return jnp.where(causal, jnp.exp(sums), 0), jnp.exp(jnp.asarray(np.tri(length), dtype) @ log_decay)
+    within = (step[:, None, None] > step[None, None, :]) & (step[:, None, None] <= step[None, :, None])
+    sums = (log_decay.T @ jnp.asarray(within.reshape(length, -1), dtype)).reshape(-1, length, length)
+    later = jnp.asarray(np.where(np.tri(length, dtype=bool), 0, -np.inf), dtype)[None]
+    return jnp.exp(sums + later), jnp.exp(log_decay.T @ jnp.asarray(np.tri(length).T, dtype))
 
 
 class AbstractMemoryCell(AbstractModel):

@@ -13,6 +13,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
@@ -23,6 +24,7 @@ from underhood.cells.memory import (
     Memory,
     Signals,
     by_head,
+    empty_memory,
     flat,
     heads_of_width,
     memory_scan,
@@ -107,7 +109,8 @@ class MesaNet(AbstractMemoryCell):
         )
 
     def _initial_state(self) -> MesaState:
-        memory = jnp.zeros((self.heads, self._d_key, self._d_key + self.v_proj.rows // self.heads), self.dtype)
+        d_value = self.v_proj.rows // self.heads
+        memory = empty_memory(self.heads, self._d_key, self._d_key + d_value, self.dtype)
         return self.q_conv1d.initial_past(), self.k_conv1d.initial_past(), memory
 
     def _scan(self, xs: Float[Array, "t d"], state: MesaState) -> tuple[Float[Array, "t d_o"], MesaState]:
@@ -140,7 +143,7 @@ class MesaNet(AbstractMemoryCell):
 
 
 def _solved(
-    h: Float[Array, "h k k"],
+    h: Float[Array | np.ndarray, "h k k"],
     written: Float[Array, "t h k"],
     k: Float[Array, "t h k"],
     log_decay: Float[Array, "t h"],

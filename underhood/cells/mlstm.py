@@ -18,9 +18,18 @@ from jaxtyping import Array, Float
 from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
 from underhood.cells.linear import lecun_normal
-from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
+from underhood.cells.memory import (
+    AbstractMemoryCell,
+    Memory,
+    Signals,
+    by_head,
+    empty_memory,
+    flat,
+    heads_of_width,
+    memory_scan,
+)
 from underhood.cells.norm import Norm
-from underhood.cells.projection import Headwise, Projection
+from underhood.cells.projection import Headwise, Projection, biased
 from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
@@ -101,7 +110,7 @@ class MLSTM(AbstractMemoryCell):
 
     def _initial_state(self) -> MLSTMState:
         head_dim = self.learnable_skip.shape[0] // self.heads
-        memory = jnp.zeros((self.heads, head_dim, head_dim + 1), self.dtype)
+        memory = empty_memory(self.heads, head_dim, head_dim + 1, self.dtype)
         return self.conv1d.initial_past(), memory, jnp.zeros(self.heads, self.dtype)
 
     def _scan(self, xs: Float[Array, "t d"], state: MLSTMState) -> tuple[Float[Array, "t d_o"], MLSTMState]:
@@ -134,21 +143,25 @@ class MLSTM(AbstractMemoryCell):
         x, z = jnp.split(self.proj_up(xs), 2, axis=1)
         u, past = self.conv1d.scan(x, past)
         u = jax.nn.silu(u)
-        q, k, v = self.q_proj(u), self.k_proj(u), self.v_proj(x)
-        read = jnp.concatenate([q, k, v], axis=1)
-        q, k, v = by_head(q, self.heads), by_head(k, self.heads), by_head(v, self.heads)
-        return u, z, *self._signals(q, k, v, read, largest), past
+        return u, z, *self._signals(u, x, largest), past
+
+    def _open(self, u: Float[Array, "t inner"], x: Float[Array, "t inner"]) -> tuple[Array, Array]:
+        """ĩ and f̃. q, k and v are linear in u and x, so the gates' weights go to these: a tenth of the products."""
+        weight = jnp.concatenate([self.igate.weight, self.fgate.weight])
+        to_q, to_k, to_v = jnp.split(weight, 3, axis=1)
+        read = u @ (self.q_proj.before(to_q) + self.k_proj.before(to_k)).T + x @ self.v_proj.before(to_v).T
+        for projection, rows in ((self.q_proj, to_q), (self.k_proj, to_k), (self.v_proj, to_v)):
+            read = read if projection.bias is None else read + (rows @ projection.bias)[None]
+        for_i, for_f = jnp.split(read, 2, axis=1)
+        return biased(for_i, self.igate.bias), biased(for_f, self.fgate.bias)
 
     def _signals(
-        self,
-        q: Float[Array, "t h k"],
-        k: Float[Array, "t h k"],
-        v: Float[Array, "t h k"],
-        read: Float[Array, "t gates"],
-        largest: Float[Array, " h"],
+        self, u: Float[Array, "t inner"], x: Float[Array, "t inner"], largest: Float[Array, " h"]
     ) -> tuple[Signals, Float[Array, "t h"]]:
         """The memory's signals times e^{-m}, and m."""
-        log_input, log_forget = self.igate(read), jax.nn.log_sigmoid(self.fgate(read))
+        q, k, v = (by_head(one, self.heads) for one in (self.q_proj(u), self.k_proj(u), self.v_proj(x)))
+        log_input, forget = self._open(u, x)
+        log_forget = jax.nn.log_sigmoid(forget)
 
         def later(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
             return first[0] + second[0], jnp.maximum(first[1] + second[0], second[1])
@@ -157,8 +170,7 @@ class MLSTM(AbstractMemoryCell):
         scales = jnp.maximum(largest[None] + forgotten, scales)
         before = jnp.concatenate([largest[None], scales[:-1]])
         written = jnp.exp(log_input - scales)[:, :, None] * (k * k.shape[2] ** -0.5)
-        with_one = jnp.concatenate([v, jnp.ones((*v.shape[:2], 1), v.dtype)], axis=2)
-        return Signals(q, written, with_one, log_forget + before - scales), scales
+        return Signals(q, written, v, log_forget + before - scales), scales
 
 
 def _normaliser(outputs: Float[Array, "t h v"], scales: Float[Array, "t h"]) -> Float[Array, "t h 1"]:

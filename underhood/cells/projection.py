@@ -55,7 +55,7 @@ class Projection(Part):
         return cls(lecun_normal(key, (rows, columns), dtype), bias)
 
     def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
-        return _biased(x @ self.weight.T, self.bias)
+        return biased(x @ self.weight.T, self.bias)
 
     def __getitem__(self, rows: Any) -> Projection:
         """Some of its outputs."""
@@ -91,7 +91,12 @@ class Headwise(Part):
 
     def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
         blocks = x.reshape(len(x), self.weight.shape[0], -1)
-        return _biased(jnp.einsum("tbi,boi->tbo", blocks, self.weight).reshape(len(x), -1), self.bias)
+        return biased(jnp.einsum("tbi,boi->tbo", blocks, self.weight).reshape(len(x), -1), self.bias)
+
+    def before(self, rows: Float[Array, "n rows"]) -> Float[Array, "n columns"]:
+        """A W, for the rows A of another projection that reads this one's outputs."""
+        blocks = rows.reshape(len(rows), self.weight.shape[0], -1)
+        return jnp.einsum("nbo,boi->nbi", blocks, self.weight).reshape(len(rows), -1)
 
 
 class LowRank(Part):
@@ -140,8 +145,8 @@ class LowRank(Part):
         inner = x @ self.down.T
         if self.activation != "none":
             inner = jnp.tanh(inner) if self.activation == "tanh" else jax.nn.sigmoid(inner)
-        return _biased(inner @ self.up.T, self.bias)
+        return biased(inner @ self.up.T, self.bias)
 
 
-def _biased(y: Float[Array, "t rows"], bias: Float[Array, " rows"] | None) -> Float[Array, "t rows"]:
+def biased(y: Float[Array, "t rows"], bias: Float[Array, " rows"] | None) -> Float[Array, "t rows"]:
     return y if bias is None else y + bias[None]

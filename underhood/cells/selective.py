@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 Method = Literal["sequential", "associative"]
@@ -28,11 +29,25 @@ def selective_scan(
     if method == "associative":
         return _associative(factors, inputs, state)
 
+    return _sequential(factors, inputs, state)
+
+
+@jax.custom_jvp
+def _sequential(factors: Array, inputs: Array, state: Array) -> Array:
     def body(state: Array, current: tuple[Array, Array]) -> tuple[Array, Array]:
         state = current[0] * state + current[1]
         return state, state
 
     return jax.lax.scan(body, state, (factors, inputs))[1]
+
+
+@_sequential.defjvp
+def _sequential_slope(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    """ḣ_t = a_t ⊙ ḣ_{t-1} + (ȧ_t ⊙ h_{t-1} + ḃ_t): the same loop, and backwards one that writes a single array."""
+    (factors, inputs, state), (in_factors, in_inputs, in_state) = primals, tangents
+    states = _sequential(factors, inputs, state)
+    before = jnp.concatenate([state[None], states[:-1]])
+    return states, _sequential(factors, in_factors * before + in_inputs, in_state)
 
 
 def _associative(factors: Array, inputs: Array, state: Array) -> Array:

@@ -86,7 +86,8 @@ def compare_maps(one: AttentionMap, other: AttentionMap) -> MapComparison:
     if one.weights.shape != other.weights.shape or one.reduce != other.reduce:
         shown = " and ".join(f"{map_.weights.shape} by {map_.reduce}" for map_ in (one, other))
         raise UnderhoodError("expected two maps of the same shape and reduction", shown)
-    causal = np.tri(one.weights.shape[1], dtype=bool)
+    rows, columns = one.weights.shape[1:]
+    causal = np.tri(rows, columns, columns - rows, dtype=bool)  # of maps cut to their last rows, too
     first, second = (np.asarray(map_.weights[:, causal], np.float64).ravel() for map_ in (one, other))
     centred = [entries - entries.mean() for entries in (first, second)]
     spread = float(np.linalg.norm(centred[0]) * np.linalg.norm(centred[1]))
