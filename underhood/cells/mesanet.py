@@ -114,8 +114,8 @@ class MesaNet(AbstractMemoryCell):
         return self.q_conv1d.initial_past(), self.k_conv1d.initial_past(), memory
 
     def _scan(self, xs: Float[Array, "t d"], state: MesaState) -> tuple[Float[Array, "t d_o"], MesaState]:
-        *pasts, memory = state
-        signals, pasts = self._signals(xs, *pasts, memory)
+        past_q, past_k, memory = state
+        signals, pasts = self._signals(xs, past_q, past_k, memory)
         outputs, memory = memory_scan(memory, signals)
         return self.o_proj(flat(self.o_norm(outputs[:, :, self._d_key :]))), (*pasts, memory)
 

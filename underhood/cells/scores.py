@@ -21,7 +21,7 @@ from jaxtyping import Array, Inexact
 from underhood.cells.memory import Signals, memory_scan
 
 LEAF = 16  # steps that are done one after another
-TILE = 2**22  # bytes
+TILE = 2**20  # bytes
 
 Done = TypeVar("Done")
 Signal = Inexact[np.ndarray, "_ h _"]  # as many keys as there are, or 1
