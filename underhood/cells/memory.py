@@ -6,9 +6,10 @@ A_t is a number a_t, a diagonal diag(a_t), or one of them plus a matrix of rank 
     GLA                      a diagonal          RWKV-7          a diagonal and −(κ ⊙ a) κᵀ
 
 Decays come as logarithms, finite and at most 0. With a number, `memory_scan` does a chunk of the sequence in a few
-products of matrices: with D[t, s] = a_{s+1} ⋯ a_t, o = (D ⊙ q kᵀ) v and what the state before the chunk adds. With rank
-one, S_t = Σ_s D[t, s] (k_s v_sᵀ + l_s u_sᵀ) where u_t = S_{t-1}ᵀ r_t: a triangular system for u. Each log D[t, s] is
-the sum of its own terms; a difference of cumulative sums would lose the digits that small decays need.
+products of matrices: with D[t, s] = a_{s+1} ⋯ a_t, o = (D ⊙ q kᵀ) v and what the state before the chunk adds. In the
+delta rule, l_t = −a_t k_t, what is written is w_t = v_t − a_t S_{t-1}ᵀ r_t instead of v_t: a triangular system,
+w + (D ⊙ r kᵀ below the diagonal) w = v. Each log D[t, s] is the sum of its own terms; a difference of cumulative sums
+would lose the digits that small decays need.
 """
 
 from __future__ import annotations
