@@ -19,6 +19,7 @@ SUITES = (
     "sweep",
     "install",
     "layers",
+    "in_context",
     "zoo",
 )
 

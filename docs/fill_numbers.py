@@ -9,6 +9,8 @@ A region is `<!-- numbers: WHAT -->…<!-- end numbers -->`. WHAT is one of
     picture                                 the figure at its head
     decays                                  what weight decay does, from results/bench/decays.json
     growth                                  the cost of a step, from results/bench/scale.json
+    sizes                                   time and memory by size, from results/bench/sizes.json
+    exponents                               how they grow, from the same file
     torture                                 what was tried, survived and lost, from results/torture.json
     FILE | KEY / KEY / … | FORMAT           one number: keys of objects, places or names of list entries, a format
 """
@@ -133,13 +135,41 @@ def growth(results: Path) -> str:
     return "\n".join(lines)
 
 
+def sizes(results: Path) -> str:
+    """What was asked for, and what each command takes at that size."""
+    record = json.loads((results / "bench" / "sizes.json").read_text())
+    limits = {f"{row['name']} {row['d']}": row["limit"] for row in record["rows"] if row["limit"]}
+    lines = ["| | seconds | GB | asked: s, GB | error | met |", "|---|---|---|---|---|---|"]
+    for one in record["summary"]:
+        limit = limits.get(one["name"])
+        if limit:
+            name, d = one["name"].rsplit(" ", 1)
+            asked, met = f"{limit['seconds']:g}, {limit['gigabytes']:g}", f"{one['met']} of {one['of']}"
+            error = "" if one["error"] is None else _text(one["error"])
+            times = f"{one['most_seconds']:.2g} | {one['gigabytes']:.2g}"
+            lines.append(f"| {name}, d = {d} | {times} | {asked} | {error} | {met} |")
+    return "\n".join(lines)
+
+
+def exponents(results: Path) -> str:
+    """seconds ~ d^a and gigabytes ~ d^b, for the larger sizes."""
+    record = json.loads((results / "bench" / "sizes.json").read_text())
+    lines = ["| | measured from d | to | time grows as | memory as |", "|---|---|---|---|---|"]
+    for name, fit in record["growth"].items():
+        if fit and name != "streaming":
+            from_, to = (end(row["d"] for row in record["rows"] if row["name"] == name) for end in (min, max))
+            powers = " | ".join(f"d^{fit[key]['exponent']:.1f}" for key in ("seconds", "gigabytes"))
+            lines.append(f"| {name} | {from_} | {to} | {powers} |")
+    return "\n".join(lines)
+
+
 def decays(results: Path) -> str:
-    """What several weight decays leave of a student."""
-    head = "| decay | held-out loss | hidden neurons | pre-readout neurons | polynomial distance |"
+    """What several weight decays and penalties leave of a student."""
+    head = "| | held-out loss | hidden neurons | pre-readout neurons | polynomial distance |"
     lines = [head, "|---|---|---|---|---|"]
     for one in json.loads((results / "bench" / "decays.json").read_text())["students"]:
         left = f"{one['hidden']} | {one['pre_readout']} | {_text(one['polynomial_distance'])}"
-        lines.append(f"| {one['weight_decay']:g} | {_text(one['held_out_loss'])} | {left} |")
+        lines.append(f"| {one['name']} | {_text(one['held_out_loss'])} | {left} |")
     return "\n".join(lines)
 
 
@@ -148,6 +178,8 @@ TABLES = {
     "picture": picture,
     "torture": torture,
     "growth": growth,
+    "sizes": sizes,
+    "exponents": exponents,
     "decays": decays,
 }
 

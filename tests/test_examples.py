@@ -38,6 +38,13 @@ def test_a_torch_trained_network_decompiled(capsys):
     assert "10 iterations: loss" in capsys.readouterr().out
 
 
+def test_the_map_of_a_mamba(capsys, tmp_path):
+    same = example("map_of_a_mamba.py")["main"](seed=1, out=tmp_path / "map.png")
+    assert same.largest_difference < 1e-12 and same.correlation > 1 - 1e-12
+    assert (tmp_path / "map.png").stat().st_size > 10_000
+    assert capsys.readouterr().out.startswith("exact map")
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short(path):
     assert len(path.read_text().splitlines()) < 80

@@ -37,6 +37,7 @@ WITH = {
     "reproduce figure1 --out results": "report",
     "report results": "report",
     "explore network --out page.html": "report",
+    "attend network --out map.html": "report",
     "sweep spec.json --out sweeps --query select": "sweep",
 }
 

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "underhood"
 # From the bottom up; what shares a line may import from one another, but not in a circle.
 LAYERS = (
     ("errors",),
-    ("registry", "arrays", "extras", "memory"),
+    ("registry", "arrays", "extras", "memory", "costs"),
     ("dispatch",),
     ("model", "algebra"),
     ("attention", "cells"),

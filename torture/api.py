@@ -67,16 +67,33 @@ def calls() -> dict[str, Call]:
             uh.probe,
             {"function": attention, "d": 2, "against": attention, "length": 6, "input_bound": 3.0, "seed": 0},
         ),
+        "in_context": (
+            uh.in_context,
+            {"network": attention, "d_x": 1, "d_y": 1, "observations": 3, "inputs": "uniform", "seed": 0},
+        ),
+        "algorithm_network": (
+            uh.algorithm_network,
+            {"name": "k-gradient-steps", "to": "gated-rnn", "d_x": 1, "d_y": 1, "eta": 0.1, "decay": 0.5, "beta": 0.1}
+            | {"ridge": 0.1, "k": 2},
+        ),
         "fit": (uh.fit, {"model": lstm, "task": task, "config": uh.FitConfig(steps=2, batch_size=2)}),
         "FitConfig": (
             uh.FitConfig,
             {"steps": 2, "batch_size": 2, "learning_rate": 1e-3, "weight_decay": 0.0, "seed": 0},
         ),
         "TeacherStudent": (uh.TeacherStudent, {"teacher": attention, "length": 4}),
-        "LinearRegression": (uh.LinearRegression, {"examples": 4, "d_x": 2, "d_y": 1}),
+        "LinearRegression": (
+            uh.LinearRegression,
+            {"examples": 4, "d_x": 2, "d_y": 1, "inputs": "sphere", "noise": 0.1},
+        ),
         "save": (uh.save, {"model": network, "path": "out.safetensors"}),
         "load": (uh.load, {"path": "network.safetensors"}),
         "explore": (uh.explore, {"model": network, "out": "page.html", "against": attention, "xs": xs, "seed": 0}),
+        "attention_map": (uh.attention_map, {"model": lstm, "xs": xs, "layer": 0, "reduce": "norm"}),
+        "attend": (
+            uh.attend,
+            {"model": network, "xs": xs, "out": "map.html", "layer": None, "reduce": "sum", "tokens": list("abcd")},
+        ),
     }
 
 

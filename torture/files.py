@@ -39,7 +39,7 @@ Prepare = Callable[[Random, Path, bool], Case]  # (random numbers, empty folder,
 
 
 def model_case(files: dict[str, bytes], random: Random, folder: Path, harm: bool) -> Case:
-    """A model's file, through disguise, export, compile and decompile."""
+    """A model's file, through disguise, export, compile, decompile and in-context."""
     name = random.choice(list(files)) if harm else "gated-rnn"
     content = mutate.damaged_safetensors(files[name], random) if harm else files[name]
     source, out = folder / "in.safetensors", folder / "out.safetensors"
@@ -49,6 +49,7 @@ def model_case(files: dict[str, bytes], random: Random, folder: Path, harm: bool
         (3, ["export", source, "--to", "torch", "--out", out]),
         (3, ["compile", source, "--to", "gated-rnn", "--horizon", 3, "--out", out]),
         (1, ["decompile", source, "--horizon", 3, "--out", out]),
+        (1, ["in-context", source, "--d-x", 1, "--d-y", 1, "--observations", 2]),
     ]
     chosen = random.choices([way for _, way in ways], [weight for weight, _ in ways])[0]
     return Case(command(*chosen, "--json"), out, f"{name} → {chosen[0]}")
@@ -70,6 +71,23 @@ def foreign_case(files: list[tuple[str, list[str], bytes]], random: Random, fold
 
 def _damaged_member(name: str, content: bytes, random: Random) -> bytes:
     return mutate.damaged_bytes(content, random)
+
+
+def attend_case(files: dict[str, bytes], random: Random, folder: Path, harm: bool) -> Case:
+    """A network, a sequence and the names of its steps, one of them damaged, through attend."""
+    damage: dict[str, Callable[[bytes, Random], bytes]] = {
+        "network": mutate.damaged_safetensors,
+        "xs.npy": lambda content, random: mutate.damaged_npy("xs", content, random),
+        "xs.csv": mutate.damaged_bytes,
+        "tokens.txt": mutate.damaged_bytes,
+    }
+    damaged = random.choice(list(damage)) if harm else ""
+    for name, content in files.items():
+        (folder / name).write_bytes(damage[name](content, random) if name == damaged else content)
+    sequence = folder / ("xs.csv" if damaged == "xs.csv" else "xs.npy")
+    tokens, out = folder / "tokens.txt", folder / "out.npz"
+    arguments = ["attend", folder / "network", "--input", sequence, "--tokens", tokens, "--out", out, "--json"]
+    return Case(command(*arguments), out, damaged)
 
 
 def checkpoint_case(folders: dict[str, checkpoints.Files], random: Random, folder: Path, harm: bool) -> Case:
@@ -174,8 +192,9 @@ def readers() -> dict[str, tuple[float, Prepare]]:
         second = healthy.run_folder(Path(temporary, "second"), healthy.LEVENBERG)
     text = json.dumps(healthy.SPEC)
     return {
-        "model files (safetensors)": (0.33, partial(model_case, models)),
+        "model files (safetensors)": (0.29, partial(model_case, models)),
         "weights of torch and numpy (.pt, .npz, safetensors)": (0.2, partial(foreign_case, foreign)),
+        "sequences and tokens (.npy, .csv, text)": (0.04, partial(attend_case, healthy.sequence_files(models))),
         "checkpoint folders of transformers": (0.07, partial(checkpoint_case, folders)),
         "sweep specifications (JSON)": (0.15, partial(spec_case, text)),
         "sweep results (JSON lines)": (0.1, partial(store_case, healthy.SPEC, results)),

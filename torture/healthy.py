@@ -39,7 +39,9 @@ def model_files() -> dict[str, bytes]:
 
 
 def earlier_files() -> dict[str, bytes]:
-    """Earlier results, each of the kind that a command may write over: a model, an export to torch, a graph, a page."""
+    """Earlier results, each of the kind that a command may write over: a model, an export to torch, a graph, a page,
+    a picture, an archive.
+    """
     from underhood.storage.files import tensor_bytes
 
     numbers = {"w": np.ones(3)}
@@ -48,7 +50,20 @@ def earlier_files() -> dict[str, bytes]:
         "t.safetensors": tensor_bytes(numbers, {"format": "pt", "underhood": "{}"}),
         "a.onnx": b"\x08\x0a\x12\x07earlier",
         "a.html": b'<!doctype html>\n<meta name="generator" content="underhood">',
+        "a.png": b"\x89PNG\r\n\x1a\nearlier",
+        "a.npz": b"PK\x03\x04earlier",
     }
+
+
+def sequence_files(models: dict[str, bytes]) -> dict[str, bytes]:
+    """What attend reads: a network, a sequence in both forms, a token a step."""
+    xs = np.random.default_rng(0).normal(size=(5, 2))
+    buffer, text = io.BytesIO(), io.StringIO()
+    np.save(buffer, xs)
+    np.savetxt(text, xs, delimiter=",")
+    tokens = "the\ncat\nsat\ndown\n.\n"
+    read = {"xs.npy": buffer.getvalue(), "xs.csv": text.getvalue().encode(), "tokens.txt": tokens.encode()}
+    return {"network": models["attention"], **read}
 
 
 def foreign_files() -> Iterator[tuple[str, list[str], bytes]]:

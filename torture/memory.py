@@ -40,6 +40,7 @@ def sizes(inputs: Path) -> Sizes:
         "sample --d-key": ([*sample, "--d", 100], 10**7),
         "sample --d-value": ([*sample, "--d", 100], 10**7),
         "compile --horizon": (["compile", inputs / "attention", "--to", "gated-rnn", "--out", "OUT"], 10**19),
+        "attend --length": (["attend", inputs / "attention", "--out", "OUT.npz"], 20_000),
         "train --hidden": (train, 30_000),
         "train --d": (train, 30_000),
         "train --length": (train, 10**9),

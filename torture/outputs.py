@@ -40,6 +40,9 @@ COMMANDS: dict[str, tuple[list[str], tuple[str, ...], str]] = {
     "import": (["import", "attn", "--kind", "attention"], ("attn",), "a.safetensors"),
     "export to torch": (["export", "rnn", "--to", "torch"], ("rnn",), "t.safetensors"),
     "explore": (["explore", "rnn"], ("rnn",), "a.html"),
+    "attend": (["attend", "rnn", "--length", "5"], ("rnn",), "a.html"),
+    "attend, picture": (["attend", "rnn", "--length", "5"], ("rnn",), "a.png"),
+    "attend, archive": (["attend", "rnn", "--length", "5"], ("rnn",), "a.npz"),
     "report": (["report", "results"], (), "a.html"),
 }
 
@@ -128,17 +131,18 @@ def tried(inputs: Path, seed: str, begin: int, end: int) -> list[str | None]:
         found = occupants(given, earlier[own], others)
         what, force = random.choice(list(found)), random.random() < 0.4
         put, right = found[what]
+        out = "out" + Path(own).suffix
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary, "folder")
             shutil.copytree(inputs, folder)
             try:
                 os.chdir(folder)
-                put(folder / "out")
+                put(folder / out)
                 before = state(folder)
                 flags = ["--out"] * (arguments[-1] != "--reduced")
-                call = command(*arguments, *flags, "out", *["--force"] * force)
+                call = command(*arguments, *flags, out, *["--force"] * force)
                 problem, code = _attempted(call)
-                problem = problem or wrong(before, state(folder), code, right[force], "out")
+                problem = problem or wrong(before, state(folder), code, right[force], out)
             finally:
                 os.chdir(home)
         problems.append(problem and f"{name} over {what}{', forced' * force}: {problem}")

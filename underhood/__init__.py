@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from underhood.attention.linear import LinearAttention
     from underhood.attention.teachers import gradient_descent_attention, random_attention
     from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, Gating, Linear, SparseMatrix, Stack
+    from underhood.construct.algorithms import algorithm_network
     from underhood.construct.compile import Compiled, compile
     from underhood.data import LinearRegression, TeacherStudent
     from underhood.errors import NotConstructible, UnderhoodError
@@ -24,12 +25,16 @@ if TYPE_CHECKING:
     from underhood.fit.levenberg import LevenbergResult, fit_levenberg
     from underhood.fit.population import Member
     from underhood.fit.runs import Run, fit, fit_population
+    from underhood.identify.attention_map import attention_map
     from underhood.identify.disguise import disguise
     from underhood.identify.found import Found
-    from underhood.interop.foreign import decompile, probe
+    from underhood.identify.in_context import Algorithm
+    from underhood.identify.maps import AttentionMap, compare_maps
+    from underhood.interop.foreign import decompile, in_context, probe
     from underhood.interop.pretrained import from_pretrained
     from underhood.interop.torch import from_torch, to_torch
     from underhood.model import make_model
+    from underhood.report.attend import attend
     from underhood.report.explore import explore
     from underhood.report.portrait import draw
     from underhood.storage.files import load, save
@@ -57,8 +62,13 @@ _EXPORTS = {
     "SparseMatrix": "cells",
     "compile": "construct.compile",
     "Compiled": "construct.compile",
+    "algorithm_network": "construct.algorithms",
     "disguise": "identify.disguise",
     "Found": "identify.found",
+    "attention_map": "identify.attention_map",
+    "AttentionMap": "identify.maps",
+    "compare_maps": "identify.maps",
+    "Algorithm": "identify.in_context",
     "TeacherStudent": "data",
     "LinearRegression": "data",
     "FitConfig": "fit.config",
@@ -72,12 +82,14 @@ _EXPORTS = {
     "load": "storage.files",
     "decompile": "interop.foreign",
     "probe": "interop.foreign",
+    "in_context": "interop.foreign",
     "from_torch": "interop.torch",
     "from_pretrained": "interop.pretrained",
     "to_torch": "interop.torch",
     "run_sweep": "sweep.sweep",
     "query": "sweep.store",
     "explore": "report.explore",
+    "attend": "report.attend",
     "draw": "report.portrait",
 }
 
@@ -85,6 +97,8 @@ __all__ = [
     "GRU",
     "LRU",
     "LSTM",
+    "Algorithm",
+    "AttentionMap",
     "Compiled",
     "DenseGatedRNN",
     "FitConfig",
@@ -102,6 +116,10 @@ __all__ = [
     "Stack",
     "TeacherStudent",
     "UnderhoodError",
+    "algorithm_network",
+    "attend",
+    "attention_map",
+    "compare_maps",
     "compile",
     "decompile",
     "disguise",
@@ -113,6 +131,7 @@ __all__ = [
     "from_pretrained",
     "from_torch",
     "gradient_descent_attention",
+    "in_context",
     "load",
     "make_model",
     "probe",

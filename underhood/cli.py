@@ -15,12 +15,14 @@ from typing import Annotated, Any, Union
 import tyro
 
 from underhood import __version__
+from underhood.commands.attend import Attend
 from underhood.commands.compile import Compile
 from underhood.commands.decompile import Decompile
 from underhood.commands.disguise import Disguise
 from underhood.commands.explore import Explore
 from underhood.commands.export import Export
 from underhood.commands.import_ import Import
+from underhood.commands.in_context import InContext
 from underhood.commands.interrupts import interrupts_are_heard
 from underhood.commands.output import ANSWER_IS_NO, BAD_INPUT, DONE, INTERNAL_ERROR, INTERRUPTED, print_json
 from underhood.commands.probe import Probe
@@ -38,11 +40,13 @@ COMMANDS: tuple[type, ...] = (
     Disguise,
     Decompile,
     Probe,
+    InContext,
     Train,
     Sweep,
     Reproduce,
     Report,
     Explore,
+    Attend,
     Export,
     Import,
 )

@@ -25,7 +25,7 @@ def require_memory(need: int | float, what: str, remedy: str = "Choose smaller s
     """Refuse `what` if it needs more bytes than there are: `require_memory(8 * n * n, "20000 hidden neurons")`."""
     free = available_memory()
     if need > free:
-        shown = f"it needs at least {_readable(need)}, and {_readable(free)} are free"
+        shown = f"it needs at least {readable(need)}, and {readable(free)} are free"
         raise NotEnoughMemory(f"not enough memory for {what}: {shown}", remedy=remedy)
 
 
@@ -56,7 +56,7 @@ def _free_of_container() -> float:
         return float("inf")
 
 
-def _readable(size: int | float) -> str:
+def readable(size: int | float) -> str:
     size = min(size, 10**300)  # beyond it, a whole number is no float
     units = ("bytes", "kB", "MB", "GB", "TB", "PB")
     thousands = min(int(math.log(max(size, 1), 1000)), len(units) - 1)

@@ -137,8 +137,8 @@ class AbstractModel(Part):
         return ys, state
 
     def _shown(self, state: Any) -> Array:
-        """What a page shows of the state, one number a neuron."""
-        return jax.tree.leaves(state)[0].reshape(-1)
+        """What a page shows of the state: all of it, unless a cell knows better."""
+        return jax.numpy.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(state)])
 
     def _watched(self, state: Any, x: Any) -> dict[str, Any]:
         """Further arrays for a page to show, from the input and the state that it led to."""
@@ -149,6 +149,10 @@ class AbstractModel(Part):
         raise UnderhoodError(
             f"disguise cannot hide the weights of a {self.kind}", remedy="Its class has no method _disguised."
         )
+
+    def _shared(self, x: Any) -> Any:
+        """How the shares of earlier steps pass through with the gates held, `Shares` to `Shares`; None: not known."""
+        return None
 
     @property
     def dtype(self) -> np.dtype:

@@ -9,8 +9,10 @@ from underhood.attention.linear import LinearAttention
 from underhood.attention.teachers import random_attention
 from underhood.data.linear_regression import regression_signs
 from underhood.errors import UnderhoodError
+from underhood.fit.alternating import WIDE_FROM, Wide
+from underhood.fit.descent import Progress
 from underhood.fit.gauss_newton import linearise, project, residual_at
-from underhood.fit.levenberg import Progress, default_sizes, fit_levenberg, starting_sizes
+from underhood.fit.levenberg import default_sizes, fit_levenberg, starting_sizes
 from underhood.fit.moments import reduce_data
 from underhood.fit.problems import FixedLambda, FreeLambda, draw_weights, outputs_of, to_model
 from underhood.fit.prune import drop_dead
@@ -231,3 +233,59 @@ def test_wide_requests_are_cut_and_impossible_ones_refused():
         fit_levenberg(xs * np.nan, ys, held_out=(xs, ys))
     with pytest.raises(UnderhoodError, match="shape"):
         fit_levenberg(xs[0], ys, held_out=(xs, ys))
+
+
+def test_the_wide_problem_s_products_are_the_network_s():
+    xs, ys = teacher_data(3, batch=40)
+    for targets_at in ("every", "last"):
+        wanted = ys if targets_at == "every" else ys[:, -1]
+        problem = Wide(xs, wanted, targets_at)
+        state = problem.start(np.random.default_rng(2), 12)
+        outputs = outputs_of(to_model(problem, state.weights, state.readout), xs, last=targets_at == "last")
+        direct = 0.5 * np.mean((outputs - wanted) ** 2)
+        assert problem.half_mean(state.loss) == pytest.approx(direct, rel=1e-10)
+        assert problem.half_mean(0.5 * state.loss) != pytest.approx(direct, rel=1e-3)
+
+
+def test_half_a_sweep_is_the_least_squares_solution():
+    """Against the dense matrix of all m·p unknowns: what conjugate gradients leave is a ten-thousandth of the gain."""
+    xs, ys = teacher_data(2, batch=60)
+    problem = Wide(xs, ys, "every")
+    random = np.random.default_rng(4)
+    reads, others, readout = (random.normal(size=shape) for shape in ((4, 6), (len(problem.past), 4), (4, 2)))
+    columns = np.einsum("rp,rm,mo->romp", problem.past, others / np.sqrt(problem.count), readout)
+    matrix, targets = columns.reshape(-1, 24), problem.targets.ravel()
+    best = np.linalg.norm(targets - matrix @ np.linalg.lstsq(matrix, targets, rcond=None)[0]) ** 2
+    before = np.linalg.norm(targets - matrix @ reads.ravel()) ** 2
+    found, loss = problem._half(problem.past, reads, others, readout, 1e-12)
+    assert loss == pytest.approx(np.linalg.norm(targets - matrix @ found.ravel()) ** 2, rel=1e-9)
+    assert best <= loss * (1 + 1e-12) and loss - best <= 1e-3 * (before - best)
+
+
+@pytest.mark.parametrize("prune", [False, True])
+def test_a_wide_student_reaches_a_larger_teacher(prune):
+    d = WIDE_FROM
+    xs, ys = teacher_data(d, batch=90, t=32)
+    data, held_out = (xs[:80], ys[:80]), (xs[80:], ys[80:])
+    found = fit_levenberg(*data, held_out=held_out, target_loss=1e-18, prune=prune)
+    assert found.met and found.restarts == 0
+    least, wide = (d * (d + 3) // 2, d * (d + 1) // 2), ((d + 1) * (d + 2), d * (d + 1))
+    assert (found.hidden, found.pre_readout) == (least if prune else wide)
+    assert 0.5 * np.mean((outputs_of(found.model, xs[80:], last=False) - ys[80:]) ** 2) <= 1e-18
+    # Negative control: the same network against outputs that no attention gives.
+    spoiled = fit_levenberg(
+        data[0], np.tanh(data[1]), held_out=held_out, target_loss=1e-18, prune=prune, restarts=0, max_iterations=3
+    )
+    assert not spoiled.met and spoiled.held_out_loss > 1e-3
+
+
+def test_a_wide_run_that_is_resumed_ends_with_the_same_bits_and_a_narrow_request_is_kept():
+    xs, ys = teacher_data(WIDE_FROM, batch=40, t=32)
+    options = {"held_out": (xs[:5], ys[:5]), "max_iterations": 4, "restarts": 0, "prune": False}
+    seen: list[Progress] = []
+    whole = fit_levenberg(xs, ys, **options, checkpoint=seen.append)
+    resumed = fit_levenberg(xs, ys, **options, resume=seen[1])
+    assert np.array_equal(whole.progress.state.weights.out_x, resumed.progress.state.weights.out_x)
+    assert not np.array_equal(whole.progress.state.weights.out_x, seen[1].state.weights.out_x)
+    narrow = fit_levenberg(xs, ys, **options, hidden=20, pre_readout=9)
+    assert narrow.hidden <= 20 and narrow.pre_readout <= 9 and not narrow.met

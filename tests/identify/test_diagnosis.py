@@ -1,5 +1,6 @@
 """Each "no" says what the function is instead, and a "yes" says nothing."""
 
+import equinox as eqx
 import numpy as np
 import pytest
 
@@ -41,3 +42,14 @@ def test_a_remedy_works() -> None:
     zero = constant(np.zeros((1, one.d)))
     assert uh.probe(constant, one.d).diagnosis[0]["remedy"].startswith("Subtract the output on zeros")
     assert uh.probe(lambda xs: constant(xs) - zero, one.d).verdict == "linear-attention"
+
+
+def test_a_no_that_is_read_from_weights_is_diagnosed_too():
+    """Queries W_Q x + b: x̃ has the constant, so that Eq. 2 holds it."""
+    network = uh.compile(uh.random_attention(3, seed=0), to="gated-rnn").model
+    weights = np.array(network.input_gating.w_m)
+    weights[np.asarray(network.lambda_) == 0, -1] += 0.7
+    found = uh.decompile(eqx.tree_at(lambda one: one.input_gating.w_m, network, weights))
+    assert found.diagnosis[0]["what"] == "constant-inputs"
+    assert found.as_data()["diagnosis"] == found.diagnosis
+    assert uh.decompile(network).diagnosis == []

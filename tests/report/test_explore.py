@@ -5,6 +5,7 @@ import pytest
 
 import underhood as uh
 from tests.interop.networks import network
+from underhood.cells import ARCHITECTURES
 from underhood.cli import main
 from underhood.fit.levenberg import fit_levenberg
 
@@ -58,22 +59,61 @@ def test_another_networks_numbers_would_be_noticed(browser, tmp_path):
         agree(browser, uh.compile(uh.random_attention(4, seed=9)).model, 1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", ["gated-rnn-dense", "lstm", "gru", "gru-after", "lru", "lru-in-out", "lru-in-skip", "gru-cell"]
-)
-def test_every_cell_runs_in_the_page(browser, name, tmp_path, monkeypatch):
+@pytest.fixture
+def unasked(monkeypatch):
+    """Asking each network for its attention takes seconds and is not what these tests are about."""
     from underhood.identify.found import NOT, Evidence, Found, Scores
     from underhood.report import explore
 
-    # Asking each random network for its attention takes seconds and is not what this is about.
     nothing = Found(NOT, "not asked", None, Scores(), evidence=Evidence(r2=0.0))
     monkeypatch.setattr(explore, "decompile", lambda *arguments, **settings: nothing)
+
+
+def mapped(browser):
+    """The map that the page shows, in full."""
+    rows = browser.run("return window.underhood.map()")
+    return np.array([row + [0.0] * (len(rows) - len(row)) for row in rows])
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "gru-cell"])
+def test_every_cell_runs_in_the_page(browser, name, tmp_path, unasked):
     model = network(name)
     uh.explore(model, tmp_path / "e.html")
     browser.open(tmp_path / "e.html")
     assert browser.complaints() == []
+    expected = uh.attention_map(model, browser.run("return window.underhood.inputs()")).weights[0]
+    assert np.max(np.abs(mapped(browser) - expected)) <= 1e-6 * np.max(expected)
     agree(browser, model, 1e-9)
     assert browser.run("return window.underhood.attention()") is None
+
+
+@pytest.mark.parametrize("target", ["mamba", "mlstm"])  # one channel beside many, and a convolution of one step
+def test_a_compiled_layer_shows_the_map_of_its_attention(browser, target, tmp_path, unasked):
+    attention = uh.random_attention(3, seed=0)
+    model = uh.compile(attention, to=target, horizon=20).model
+    uh.explore(model, tmp_path / "e.html", against=attention)
+    browser.open(tmp_path / "e.html")
+    assert browser.complaints() == []
+    theirs = uh.attention_map(attention, browser.run("return window.underhood.inputs()")).weights[0]
+    assert np.max(np.abs(mapped(browser) - theirs)) <= 1e-6 * np.max(theirs)
+    assert "correlation 1, largest difference" in browser.text("#compared")
+    agree(browser, model, 1e-9)
+
+
+def test_the_map_of_an_earlier_sequence_says_so(browser, tmp_path, unasked):
+    uh.explore(compiled(), tmp_path / "e.html")
+    browser.open(tmp_path / "e.html")
+    hidden = "return document.querySelector('#stale').hidden"
+    assert browser.run(hidden)
+    first = mapped(browser)
+    browser.run("const xs = window.underhood.inputs(); xs[3][0] += 1; window.underhood.setInputs(xs)")
+    assert not browser.run(hidden)
+    assert np.array_equal(mapped(browser), first)
+    browser.press("#first", "\ue007")
+    assert browser.run(hidden)
+    browser.press("#map canvas", "\ue013")
+    assert browser.text("#at") == "step 11 of 12"
+    assert browser.complaints() == []
 
 
 def test_steps_and_edits(browser, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from underhood.errors import UnderhoodError
-from underhood.storage.sequences import read_sequence
+from underhood.storage.sequences import read_sequence, read_tokens
 
 XS = np.random.default_rng(0).standard_normal((5, 3))
 
@@ -39,8 +39,19 @@ def test_what_is_no_sequence_is_refused(array, says, tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"words", b"\x93NUMPY", b"1,2\n3"])
 @pytest.mark.parametrize("suffix", ["npy", "csv"])
-@pytest.mark.filterwarnings("ignore:loadtxt")
 def test_broken_files_are_refused(content, suffix, tmp_path):
     (tmp_path / f"a.{suffix}").write_bytes(content)
     with pytest.raises(UnderhoodError):
         read_sequence(tmp_path / f"a.{suffix}", 3)
+
+
+@pytest.mark.parametrize("text", ["the\n\ncat", "the\n\ncat\n", "the\r\n\r\ncat\r\n", "\ufeffthe\n\ncat\n"])
+def test_tokens_are_lines(text, tmp_path):
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    assert read_tokens(tmp_path / "a.txt") == ["the", "", "cat"]
+
+
+def test_tokens_are_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(UnderhoodError, match="UTF-8"):
+        read_tokens(tmp_path / "a.txt")

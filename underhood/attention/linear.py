@@ -82,6 +82,12 @@ class LinearAttention(AbstractModel):
         state = self._decay()[:, None, None] * state + values[:, :, None] * keys[:, None, :]
         return state, jnp.einsum("hvk,hk->v", state, queries)
 
+    def _shared(self, x: Any) -> Any:
+        keys, queries = (np.einsum("td,hkd->thk", x.value, np.asarray(weight)) for weight in (self.w_key, self.w_query))
+        values = x.linear(np.asarray(self.w_value).reshape(-1, self.d))
+        read = values.remembered(queries, keys, np.broadcast_to(np.log(self._decay()), keys.shape[:2]))
+        return read.linear(np.tile(np.eye(self.d_out, dtype=self.dtype), (1, self.heads)))
+
     def naive(self, xs: Any) -> Any:
         """Eq. 1 as a masked matrix: y = Σ_heads (mask ⊙ Q Kᵀ) V, without a state."""
         return self._public(_naive, xs)

@@ -56,6 +56,11 @@ class Convolution(Part):
     def width(self) -> int:
         return self.weight.shape[1]
 
+    def __getitem__(self, channels: slice) -> Convolution:
+        return Convolution(
+            np.asarray(self.weight)[channels], None if self.bias is None else np.asarray(self.bias)[channels]
+        )
+
     def initial_past(self) -> Past:
         return jnp.zeros((self.width - 1, self.channels), self.weight.dtype)
 

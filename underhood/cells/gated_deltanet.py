@@ -29,6 +29,7 @@ from underhood.cells.memory import (
 )
 from underhood.cells.norm import Norm, l2_normalised
 from underhood.cells.projection import Projection
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import part, tensor
@@ -129,6 +130,19 @@ class GatedDeltaNet(AbstractMemoryCell):
         forgotten = -jnp.exp(log_decay)[:, :, None] * written
         signals = Signals(q * self.d_key**-0.5, written, by_head(v, self.heads), log_decay, forgotten, k)
         return signals, by_head(z, self.heads), past
+
+    def _shared(self, x: Shares) -> Shares:
+        signals, opened = self._gates(x.signal)
+        keys, each = 2 * self.d_key, self.heads // self.key_heads * self.d_value
+        rows = np.arange(self.in_proj_qkvz.rows).reshape(self.key_heads, -1)[:, keys : keys + each].reshape(-1)
+        mixed = self.in_proj_qkvz[rows].shared(x).banded(self.conv1d[self.key_heads * keys :])
+        read = mixed.activated(jax.nn.silu).remembered(*signals.gates)
+        return self.out_proj.shared(self.norm.shared(read, self.heads).scaled(opened))
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t n"]]:
+        signals, z, _ = self._signals(xs, self.conv1d.initial_past())
+        return signals, jax.nn.silu(flat(z))
 
     def _scan(
         self, xs: Float[Array, "t d"], state: tuple[Past, Memory]

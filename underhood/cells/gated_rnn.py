@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from underhood.arrays import ANY, DType, precision_of, require_shape
 from underhood.cells.linear import Matrix, apply, lecun_normal
 from underhood.cells.scan import diagonal_scan
+from underhood.cells.shares import Shares
 from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, Part, architecture, part, tensor
 
@@ -50,6 +51,9 @@ class Gating(Part):
 
     def __call__(self, x: Float[Array, "*t inputs"]) -> Float[Array, "*t neurons"]:
         return apply(self.w_m, x) * apply(self.w_x, x)
+
+    def shared(self, x: Shares) -> Shares:
+        return x.linear(self.w_m).times(x.linear(self.w_x))
 
     def branches(self, x: Float[Array, "*t inputs"]) -> tuple[Array, Array, Array]:
         """Both factors and their product."""
@@ -103,6 +107,14 @@ class _AbstractGatedRNN(AbstractModel):
             "input": jnp.stack(self.input_gating.branches(append_one(x))),
             "output": jnp.stack(self.output_gating.branches(state)),
         }
+
+    def _entering(self: Any, x: Shares) -> Shares:
+        """g_in(x̃)."""
+        constant = np.append(np.zeros(self.d), 1.0).astype(self.dtype)
+        return self.input_gating.shared(x.linear(np.eye(self.d + 1, self.d, dtype=self.dtype), constant))
+
+    def _read(self: Any, h: Shares) -> Shares:
+        return self.output_gating.shared(h).linear(self.readout)
 
     def _output(self: Any, h: Float[Array, "*t n"]) -> Float[Array, "*t d_o"]:
         return apply(self.readout, self.output_gating(h))
@@ -162,6 +174,9 @@ class GatedRNN(_AbstractGatedRNN):
         state = self.lambda_ * state + self.input_gating(append_one(x))
         return state, self._output(state)
 
+    def _shared(self, x: Shares) -> Shares:
+        return self._read(self._entering(x).accumulated(-np.exp(self.nu)))
+
     def _scan(
         self, xs: Float[Array, "t d"], state: Float[Array, " n"]
     ) -> tuple[Float[Array, "t d_o"], Float[Array, " n"]]:
@@ -197,6 +212,9 @@ class DenseGatedRNN(_AbstractGatedRNN):
     ) -> tuple[Float[Array, " n"], Float[Array, " d_o"]]:
         state = self.recurrence @ state + self.input_gating(append_one(x))
         return state, self._output(state)
+
+    def _shared(self, x: Shares) -> Shares:
+        return self._read(self._entering(x).recurrent(0, 1, self.recurrence, 1))
 
     def _scan(
         self, xs: Float[Array, "t d"], state: Float[Array, " n"]

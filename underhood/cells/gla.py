@@ -18,6 +18,7 @@ from underhood.arrays import DType, require_shape
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm, require_positive
 from underhood.cells.projection import LowRank, Projection
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import part
@@ -87,6 +88,15 @@ class GLA(AbstractMemoryCell):
         q, k, v = (by_head(project(xs), self.heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         log_decay = jax.nn.log_sigmoid(self.gk_proj(xs)) / self.gate_logit_normalizer
         return Signals(q * q.shape[2] ** -0.5, k, v, by_head(log_decay, self.heads))
+
+    def _shared(self, x: Shares) -> Shares:
+        signals, opened = self._gates(x.signal)
+        read = self.v_proj.shared(x).remembered(*signals.gates)
+        return self.o_proj.shared(self.g_norm.shared(read, self.heads).scaled(opened))
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t n"]]:
+        return self._signals(xs), jax.nn.silu(self.g_proj(xs))
 
     def _scan(self, xs: Float[Array, "t d"], state: Memory) -> tuple[Float[Array, "t d_o"], Memory]:
         outputs, state = memory_scan(state, self._signals(xs))

@@ -20,6 +20,7 @@ from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution
 from underhood.cells.linear import Linear, lecun_normal
 from underhood.cells.selective import selective_scan
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, Part, part, tensor
@@ -151,8 +152,11 @@ class Griffin(AbstractModel):
     def _gated(self, u: Float[Array, "t n"]) -> tuple[Float[Array, "t n"], Float[Array, "t n"], Array]:
         """a, i ⊙ u, and √(1 − a²), which does not cancel where a is near 1."""
         opened, rate = block_gates(u, self.input_gate, self.recurrent_gate)
-        log_a = -DECAY * jax.nn.softplus(self.recurrent_param)[None] * rate
+        log_a = self._log_a(rate)
         return jnp.exp(log_a), opened * u, _root(-jnp.expm1(2 * log_a))
+
+    def _log_a(self, rate: Float[Array, "t n"]) -> Float[Array, "t n"]:
+        return -DECAY * jax.nn.softplus(self.recurrent_param)[None] * rate
 
     def _step(self, state: GriffinState, x: Float[Array, " d"]) -> tuple[GriffinState, Float[Array, " d_o"]]:
         past, h, seen = state
@@ -161,6 +165,19 @@ class Griffin(AbstractModel):
         a, gated, scale = self._gated(u[None])
         h = a[0] * h + gated[0] * (1 + seen * (scale[0] - 1))
         return (past, h, jnp.ones_like(seen)), self.linear_out(branch[0] * h)
+
+    def _shared(self, x: Shares) -> Shares:
+        u = x.linear(self.linear_x.weight, self.linear_x.bias).banded(self.conv_1d)
+        gain, log_a, branch = self._gates(x.signal, u.signal)
+        states = u.scaled(gain).accumulated(log_a)
+        return states.scaled(branch).linear(self.linear_out.weight, self.linear_out.bias)
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"], u: Float[Array, "t n"]) -> tuple[Array, Array, Array]:
+        """√(1 − a²) ⊙ i, log a and the branch."""
+        opened, rate = block_gates(u, self.input_gate, self.recurrent_gate)
+        log_a = self._log_a(rate)
+        return opened * _root(-jnp.expm1(2 * log_a)).at[0].set(1), log_a, self._projected(xs)[1]
 
     def _scan(self, xs: Float[Array, "t d"], state: GriffinState) -> tuple[Float[Array, "t d_o"], GriffinState]:
         past, h, seen = state

@@ -18,7 +18,8 @@ from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.gauge import Signal
-from underhood.cells.lstm import check_gates, disguised_gates, random_gates, scan_driven
+from underhood.cells.lstm import check_gates, delayed, disguised_gates, gates_of, random_gates, ratio, scan_driven
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, tensor
@@ -91,6 +92,27 @@ class GRU(AbstractModel):
 
     def _step(self, state: Float[Array, " n"], x: Float[Array, " d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         return self._driven_step(state, self.u @ x + self.b)
+
+    def _shared(self, x: Shares) -> Shares:
+        """r, z and e = tanh(·)/· held: h_t = (1 − z) h_{t-1} + z e (U x + b + V (r ⊙ h_{t-1}))."""
+        keep, gain, outside, inside, constant = self._held(x.signal)
+        driven = x.linear(self.u[CANDIDATE], self.b[CANDIDATE]).plus(constant).scaled(gain)
+        return driven.recurrent(keep, gain * outside, self.v[CANDIDATE], inside, held=True)
+
+    @eqx.filter_jit
+    def _held(self, xs: Float[Array, "t d"]) -> tuple[Array, Array, Array, Array, Array]:
+        """1 − z, z e, what multiplies V h from outside and from inside, and what is added to it."""
+        hs, _ = self._scan(xs, self._initial_state())
+        gates, before = gates_of(self, xs, hs), delayed(hs)
+        reset, update = jax.nn.sigmoid(gates[:, RESET]), jax.nn.sigmoid(gates[:, UPDATE])
+        one = jnp.ones_like(reset)
+        if self.b_hn is None:
+            outside, inside, constant = one, reset, jnp.zeros_like(reset)
+        else:
+            outside, inside, constant = reset, one, reset * self.b_hn[None]
+        recurrent = outside * ((inside * before) @ self.v[CANDIDATE].T) + constant
+        entered = xs @ self.u[CANDIDATE].T + self.b[CANDIDATE][None]
+        return 1 - update, update * ratio(entered + recurrent), outside, inside, constant
 
     def _scan(
         self, xs: Float[Array, "t d"], state: Float[Array, " n"]

@@ -22,6 +22,7 @@ from underhood.cells.gated_rnn import Gating
 from underhood.cells.gauge import SIGNS, Signal
 from underhood.cells.linear import apply, dense, lecun_normal
 from underhood.cells.scan import diagonal_scan
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, part, tensor
@@ -33,6 +34,10 @@ LRUState = tuple[Float[Array, " n"], Float[Array, " n"]]  # the real and the ima
 def glu(gating: Gating, m: Float[Array, "*t a"], x: Float[Array, "*t b"]) -> Float[Array, "*t d_o"]:
     """GLU: σ(W_m m) ⊙ (W_x x)."""
     return jax.nn.sigmoid(apply(gating.w_m, m)) * apply(gating.w_x, x)
+
+
+def _glu_shared(gating: Gating, m: Shares, x: Shares) -> Shares:
+    return m.linear(gating.w_m).opened(jax.nn.sigmoid).times(x.linear(gating.w_x))
 
 
 class LRU(AbstractModel):
@@ -173,6 +178,14 @@ class LRU(AbstractModel):
         u, into_real, into_imag = self._inputs(x)
         state = along * real - across * imag + into_real, along * imag + across * real + into_imag
         return state, self._output(*state, u, x)
+
+    def _shared(self, x: Shares) -> Shares:
+        u = x if self.input_gating is None else _glu_shared(self.input_gating, x, x)
+        real, imag, gamma = (np.asarray(one) for one in (self.b_real, self.b_imag, np.exp(self.gamma_log)))
+        states = u.linear(gamma[:, None] * (real + 1j * imag))
+        states = states.accumulated(-np.exp(self.nu_log) + 1j * np.exp(self.theta_log))
+        read = states.linear(np.asarray(self.c_real) + 1j * np.asarray(self.c_imag)).real() + u.linear(self.skip)
+        return _glu_shared(self.output_gating, x if self.form == "in-skip" else read, read)
 
     def _scan(self, xs: Float[Array, "t d"], state: LRUState) -> tuple[Float[Array, "t d_o"], LRUState]:
         u, into_real, into_imag = self._inputs(xs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float
 from underhood.arrays import DType, require_shape
 from underhood.cells.gauge import SIGNS, Signal
 from underhood.cells.linear import lecun_normal
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.model import AbstractModel, tensor
 
@@ -71,6 +73,16 @@ class LSTM(AbstractModel):
     def _step(self, state: LSTMState, x: Float[Array, " d"]) -> tuple[LSTMState, Float[Array, " n"]]:
         return self._driven_step(state, self.u @ x + self.b)
 
+    def _shared(self, x: Shares) -> Shares:
+        """f, g, o and r = tanh(·)/· of both tanh held: c_t = f c_{t-1} + g r (U x + b + V h_{t-1}), h = o r c."""
+        forget, gain, opened, fed_back = _held(self, x.signal)
+        driven = x.linear(self.u[CANDIDATE], self.b[CANDIDATE]).scaled(gain)
+        if self.v is None:
+            c = driven.accumulated(jax.nn.log_sigmoid(forget))
+        else:
+            c = driven.recurrent(jax.nn.sigmoid(forget), gain, self.v[CANDIDATE], fed_back)
+        return c.activated(jnp.tanh).scaled(opened)
+
     def _scan(self, xs: Float[Array, "t d"], state: LSTMState) -> tuple[Float[Array, "t n"], LSTMState]:
         return scan_driven(self, xs, state)
 
@@ -102,6 +114,36 @@ def random_gates(gates: int, d: int, hidden: int, key: Array, dtype: DType) -> t
     orthogonal = jax.nn.initializers.orthogonal()
     v = jnp.stack([orthogonal(one, (hidden, hidden), dtype) for one in jax.random.split(key_v, gates)])
     return lecun_normal(key_u, (gates, hidden, d), dtype), v, jnp.zeros((gates, hidden), dtype)
+
+
+def gates_of(cell: Any, xs: Float[Array, "t d"], hs: Float[Array, "t n"]) -> Float[Array, "t g n"]:
+    """What the gates are functions of, from the inputs and the outputs that they led to."""
+    driven = jnp.einsum("td,gnd->tgn", xs, cell.u) + cell.b[None]
+    return driven if cell.v is None else driven + jnp.einsum("tn,gmn->tgm", delayed(hs), cell.v)
+
+
+def delayed(signal: Float[Array, "t n"]) -> Float[Array, "t n"]:
+    return jnp.concatenate([jnp.zeros_like(signal[:1]), signal[:-1]])
+
+
+def ratio(u: Float[Array, "t n"]) -> Float[Array, "t n"]:
+    """tanh(u)/u."""
+    return jnp.where(u == 0, 1, jnp.tanh(u) / jnp.where(u == 0, 1, u))
+
+
+@eqx.filter_jit
+def _held(cell: LSTM, xs: Float[Array, "t d"]) -> tuple[Array, Array, Array, Array]:
+    """What f is the σ of, g r, o, and o r of the step before."""
+
+    def body(state: LSTMState, x: Array) -> tuple[LSTMState, LSTMState]:
+        state, _ = cell._step(state, x)
+        return state, state
+
+    _, (hs, cs) = jax.lax.scan(body, cell._initial_state(), xs)
+    gates = gates_of(cell, xs, hs)
+    opened = jax.nn.sigmoid(gates[:, OUTPUT])
+    gain = jax.nn.sigmoid(gates[:, INPUT]) * ratio(gates[:, CANDIDATE])
+    return gates[:, FORGET], gain, opened, delayed(opened * ratio(cs))
 
 
 def scan_driven(cell: Any, xs: Float[Array, "t d"], state: Any) -> tuple[Float[Array, "t n"], Any]:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution
 from underhood.cells.linear import lecun_normal
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.model import AbstractModel, part, tensor
 
@@ -129,6 +132,20 @@ class Mamba(AbstractModel):
         u = jax.nn.silu(u)
         h, read = _remember(-jnp.exp(self.a_log.T), h, self._selected(u))
         return (past, h), self._output(read, u, z)
+
+    def _shared(self, x: Shares) -> Shares:
+        channels, bias = len(self.skip), None if self.in_bias is None else np.asarray(self.in_bias)[: len(self.skip)]
+        u = x.linear(np.asarray(self.in_proj)[:channels], bias).banded(self.conv1d).activated(jax.nn.silu)
+        *gates, opened = self._gates(x.signal, u.signal)
+        return (u.remembered(*gates) + u.scaled(self.skip)).scaled(opened).linear(self.out_proj, self.out_bias)
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"], u: Float[Array, "t c"]) -> tuple[Array, Array, Array, Array]:
+        """Queries C, keys Δ B and log decays Δ A of a memory for each channel, and SiLU(z)."""
+        step, _, b, c = self._selected(u)
+        keys = step[:, :, None] * b[:, None]
+        log_decay = -step[:, :, None] * jnp.exp(self.a_log)[None]
+        return jnp.broadcast_to(c[:, None], keys.shape), keys, log_decay, jax.nn.silu(self._projected(xs)[1])
 
     def _scan(self, xs: Float[Array, "t d"], state: MambaState) -> tuple[Float[Array, "t d_o"], MambaState]:
         past, h = state

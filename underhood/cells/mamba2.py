@@ -12,6 +12,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
@@ -28,6 +29,7 @@ from underhood.cells.memory import (
 )
 from underhood.cells.norm import Norm
 from underhood.cells.projection import Projection
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import part, tensor
@@ -117,6 +119,19 @@ class Mamba2(AbstractMemoryCell):
         step = jnp.clip(jax.nn.softplus(step + self.dt_bias[None]), self.least_step, self.most_step)
         signals = Signals(c, step[:, :, None] * b, by_head(x, self.heads), -jnp.exp(self.A_log)[None] * step)
         return signals, z, past
+
+    def _shared(self, x: Shares) -> Shares:
+        signals, opened = self._gates(x.signal)
+        inner = self.out_proj.columns
+        values = self.in_proj[inner : 2 * inner].shared(x).banded(self.conv1d[:inner]).activated(jax.nn.silu)
+        skipped = values.scaled(np.repeat(self.D, inner // self.heads))
+        gated = (values.remembered(*signals.gates) + skipped).scaled(opened)
+        return self.out_proj.shared(self.norm.shared(gated, heads=1))
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t inner"]]:
+        signals, z, _ = self._signals(xs, self.conv1d.initial_past())
+        return signals, jax.nn.silu(z)
 
     def _scan(
         self, xs: Float[Array, "t d"], state: tuple[Past, Memory]

@@ -35,6 +35,9 @@ def empty_memory(heads: int, d_key: int, d_value: int, dtype: DType) -> Memory:
     return np.zeros((heads, d_key, d_value), dtype)
 
 
+Gates = tuple[Array, Array, Array, Array | None, Array | None]
+
+
 class Signals(NamedTuple):
     """What a layer hands to its memory, for all heads and each step of a sequence."""
 
@@ -44,6 +47,11 @@ class Signals(NamedTuple):
     log_decay: Float[Array, "t h"] | Float[Array, "t h k"]
     left: Float[Array, "t h k"] | None = None  # l of l rᵀ
     right: Float[Array, "t h k"] | None = None  # r
+
+    @property
+    def gates(self) -> Gates:
+        """All but the values: q, k, log_decay, left and right."""
+        return self.q, self.k, self.log_decay, self.left, self.right
 
 
 def memory_step(state: Memory, now: Signals) -> tuple[Memory, Float[Array, "h v"]]:

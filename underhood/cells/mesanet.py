@@ -20,6 +20,7 @@ from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
 from underhood.cells.memory import (
     AbstractMemoryCell,
+    Gates,
     Memory,
     Signals,
     by_head,
@@ -30,6 +31,7 @@ from underhood.cells.memory import (
 )
 from underhood.cells.norm import Norm, l2_normalised, require_positive
 from underhood.cells.projection import Projection
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import part, tensor
@@ -81,6 +83,10 @@ class MesaNet(AbstractMemoryCell):
     def heads(self) -> int:
         return self.a_proj.rows
 
+    @property
+    def _d_key(self) -> int:
+        return self.q_proj.rows // self.heads
+
     @classmethod
     def random(cls, *, d: int, heads: int, d_key: int, d_value: int, key: Array, dtype: DType = jnp.float32) -> MesaNet:
         """Λ = 1 in the beginning, as its authors have it."""
@@ -103,12 +109,28 @@ class MesaNet(AbstractMemoryCell):
         )
 
     def _initial_state(self) -> MesaState:
-        d_key, d_value = self.q_proj.rows // self.heads, self.v_proj.rows // self.heads
-        memory = empty_memory(self.heads, d_key, d_key + d_value, self.dtype)
+        d_value = self.v_proj.rows // self.heads
+        memory = empty_memory(self.heads, self._d_key, self._d_key + d_value, self.dtype)
         return self.q_conv1d.initial_past(), self.k_conv1d.initial_past(), memory
 
     def _scan(self, xs: Float[Array, "t d"], state: MesaState) -> tuple[Float[Array, "t d_o"], MesaState]:
-        past_q, past_k, memory = state
+        *pasts, memory = state
+        signals, pasts = self._signals(xs, *pasts, memory)
+        outputs, memory = memory_scan(memory, signals)
+        return self.o_proj(flat(self.o_norm(outputs[:, :, self._d_key :]))), (*pasts, memory)
+
+    def _shared(self, x: Shares) -> Shares:
+        read = self.v_proj.shared(x).remembered(*self._gates(x.signal))
+        return self.o_proj.shared(self.o_norm.shared(read, self.heads))
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"]) -> Gates:
+        return self._signals(xs, *self._initial_state())[0].gates
+
+    def _signals(
+        self, xs: Float[Array, "t d"], past_q: Past, past_k: Past, memory: Memory
+    ) -> tuple[Signals, tuple[Past, Past]]:
+        """What goes into the memory, with (H + Λ)^{-1} q for a query, and the convolutions' next pasts."""
         q, past_q = self.q_conv1d.scan(self.q_proj(xs), past_q)
         k, past_k = self.k_conv1d.scan(self.k_proj(xs), past_k)
         q, k = (l2_normalised(by_head(jax.nn.silu(one), self.heads)) for one in (q, k))
@@ -117,8 +139,7 @@ class MesaNet(AbstractMemoryCell):
         log_decay = jax.nn.log_sigmoid(self.a_proj(xs))
         ridge = (jax.nn.softplus(self.lambda_params) + self.lambda_lower_bound).reshape(self.heads, -1)
         asked = _solved(memory[:, :, : k.shape[2]], written, k, log_decay, ridge, q)
-        outputs, memory = memory_scan(memory, Signals(asked, written, values, log_decay))
-        return self.o_proj(flat(self.o_norm(outputs[:, :, k.shape[2] :]))), (past_q, past_k, memory)
+        return Signals(asked, written, values, log_decay), (past_q, past_k)
 
 
 def _solved(

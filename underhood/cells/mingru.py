@@ -11,11 +11,13 @@ from typing import ClassVar, Literal, get_args
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.linear import lecun_normal
 from underhood.cells.selective import selective_scan
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import AbstractModel, tensor
@@ -65,7 +67,7 @@ class MinGRU(AbstractModel):
         """1 − z and z ⊙ h̃."""
         candidate, gate = jnp.split(x @ self.to_hidden_and_gate.T, 2, axis=-1)
         if self.candidate == "positive":
-            candidate = jnp.where(candidate >= 0, candidate + 0.5, jax.nn.sigmoid(candidate))
+            candidate = _positive(candidate)
         return jax.nn.sigmoid(-gate), jax.nn.sigmoid(gate) * candidate
 
     def _output(self, h: Float[Array, "*t n"]) -> Float[Array, "*t d_o"]:
@@ -78,11 +80,29 @@ class MinGRU(AbstractModel):
         state = keep * state + add
         return state, self._output(state)
 
+    def _shared(self, x: Shares) -> Shares:
+        weight, gates = np.split(np.asarray(self.to_hidden_and_gate), 2)
+        candidate, (opened, log_keep) = x.linear(weight), _gates(x.signal @ gates.T)
+        if self.candidate == "positive":
+            candidate = candidate.activated(_positive)
+        states = candidate.scaled(opened).accumulated(log_keep)
+        return states if self.to_out is None else states.linear(self.to_out)
+
     def _scan(
         self, xs: Float[Array, "t d"], state: Float[Array, " n"]
     ) -> tuple[Float[Array, "t d_o"], Float[Array, " n"]]:
         states = selective_scan(*self._driven(xs), state)
         return self._output(states), states[-1]
+
+
+@jax.jit
+def _gates(gate: Float[Array, "t n"]) -> tuple[Float[Array, "t n"], Float[Array, "t n"]]:
+    """z and log(1 − z)."""
+    return jax.nn.sigmoid(gate), jax.nn.log_sigmoid(-gate)
+
+
+def _positive(u: Array) -> Array:
+    return jnp.where(u >= 0, u + 0.5, jax.nn.sigmoid(u))
 
 
 @register_stack("mingru", label="minGRU", colour="#999933")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -29,6 +30,7 @@ from underhood.cells.memory import (
 )
 from underhood.cells.norm import Norm
 from underhood.cells.projection import Headwise, Projection, biased
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import part, tensor
@@ -113,17 +115,37 @@ class MLSTM(AbstractMemoryCell):
 
     def _scan(self, xs: Float[Array, "t d"], state: MLSTMState) -> tuple[Float[Array, "t d_o"], MLSTMState]:
         past, memory, largest = state
-        x, z = jnp.split(self.proj_up(xs), 2, axis=1)
-        u, past = self.conv1d.scan(x, past)
-        u = jax.nn.silu(u)
-        signals, scales = self._signals(u, x, largest)
+        u, z, signals, scales, past = self._entering(xs, past, largest)
         outputs, memory = memory_scan(memory, signals)
-        h, n = jnp.split(outputs, (outputs.shape[2] - 1,), axis=2)
-        h = h / (jnp.maximum(jnp.abs(n), jnp.exp(-scales)[:, :, None]) + EPS)
+        h = outputs[:, :, :-1] / _normaliser(outputs, scales)
         gated = (flat(self.outnorm(h)) + self.learnable_skip[None] * u) * jax.nn.silu(z)
         return self.proj_down(gated), (past, memory, scales[-1])
 
-    def _gates(self, u: Float[Array, "t inner"], x: Float[Array, "t inner"]) -> tuple[Array, Array]:
+    def _shared(self, x: Shares) -> Shares:
+        signals, opened, inverse = self._gates(x.signal)
+        raised = self.proj_up[: len(self.learnable_skip)].shared(x)
+        h = self.outnorm.shared(self.v_proj.shared(raised).remembered(*signals.gates).scaled(inverse), self.heads)
+        skipped = raised.banded(self.conv1d).activated(jax.nn.silu).scaled(self.learnable_skip)
+        return self.proj_down.shared((h + skipped).scaled(opened))
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t inner"], Float[Array, "t inner"]]:
+        """What goes into the memory, SiLU(z), and what divides the outputs."""
+        past, memory, largest = self._initial_state()
+        _, z, signals, scales, _ = self._entering(xs, past, largest)
+        inverse = 1 / _normaliser(memory_scan(memory, signals)[0], scales)
+        return signals, jax.nn.silu(z), jnp.repeat(inverse[:, :, 0], signals.q.shape[2], axis=1)
+
+    def _entering(
+        self, xs: Float[Array, "t d"], past: Past, largest: Float[Array, " h"]
+    ) -> tuple[Float[Array, "t inner"], Float[Array, "t inner"], Signals, Float[Array, "t h"], Past]:
+        """u, z, what goes into the memory with its m, and the convolution's next past."""
+        x, z = jnp.split(self.proj_up(xs), 2, axis=1)
+        u, past = self.conv1d.scan(x, past)
+        u = jax.nn.silu(u)
+        return u, z, *self._signals(u, x, largest), past
+
+    def _open(self, u: Float[Array, "t inner"], x: Float[Array, "t inner"]) -> tuple[Array, Array]:
         """ĩ and f̃. q, k and v are linear in u and x, so the gates' weights go to these: a tenth of the products."""
         weight = jnp.concatenate([self.igate.weight, self.fgate.weight])
         to_q, to_k, to_v = jnp.split(weight, 3, axis=1)
@@ -138,7 +160,7 @@ class MLSTM(AbstractMemoryCell):
     ) -> tuple[Signals, Float[Array, "t h"]]:
         """The memory's signals times e^{-m}, and m."""
         q, k, v = (by_head(one, self.heads) for one in (self.q_proj(u), self.k_proj(u), self.v_proj(x)))
-        log_input, forget = self._gates(u, x)
+        log_input, forget = self._open(u, x)
         log_forget = jax.nn.log_sigmoid(forget)
 
         def later(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -149,6 +171,11 @@ class MLSTM(AbstractMemoryCell):
         before = jnp.concatenate([largest[None], scales[:-1]])
         written = jnp.exp(log_input - scales)[:, :, None] * (k * k.shape[2] ** -0.5)
         return Signals(q, written, v, log_forget + before - scales), scales
+
+
+def _normaliser(outputs: Float[Array, "t h v"], scales: Float[Array, "t h"]) -> Float[Array, "t h 1"]:
+    """max(|n·q|, 1) + ε, times e^{-m}."""
+    return jnp.maximum(jnp.abs(outputs[:, :, -1:]), jnp.exp(-scales)[:, :, None]) + EPS
 
 
 @register_stack("mlstm", label="mLSTM", colour="#44aa99")

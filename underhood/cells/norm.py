@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import require_shape
+from underhood.cells.shares import Shares
 from underhood.errors import UnderhoodError
 from underhood.model import Part, tensor
 
@@ -40,6 +41,16 @@ class Norm(Part):
         y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
         y = y * self.weight.reshape(1, -1, y.shape[-1])
         return y if self.bias is None else y + self.bias.reshape(1, -1, y.shape[-1])
+
+    def shared(self, y: Shares, heads: int) -> Shares:
+        """The norm of each head held at its value."""
+        if self.centred:
+            y = y.centred(heads)
+        blocks = y.value.reshape(len(y.value), heads, -1)
+        inverse = 1 / np.sqrt(np.mean(blocks * blocks, axis=2, keepdims=True) + self.eps)
+        weight = np.asarray(self.weight).reshape(1, -1, blocks.shape[2])
+        y = y.scaled((inverse * weight).reshape(y.value.shape))
+        return y if self.bias is None else y.plus(self.bias)
 
 
 def l2_normalised(x: Float[Array, "t h k"], eps: float = 1e-6) -> Float[Array, "t h k"]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.linear import lecun_normal
+from underhood.cells.shares import Shares
 from underhood.errors import UnderhoodError
 from underhood.model import Part, tensor
 
@@ -54,6 +57,13 @@ class Projection(Part):
     def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
         return biased(x @ self.weight.T, self.bias)
 
+    def __getitem__(self, rows: Any) -> Projection:
+        """Some of its outputs."""
+        return Projection(np.asarray(self.weight)[rows], None if self.bias is None else np.asarray(self.bias)[rows])
+
+    def shared(self, x: Shares) -> Shares:
+        return x.linear(self.weight, self.bias)
+
 
 class Headwise(Part):
     """y = W x with W block-diagonal: `weight[i]` is the block of inputs and outputs i."""
@@ -75,6 +85,9 @@ class Headwise(Part):
     @property
     def columns(self) -> int:
         return self.weight.shape[0] * self.weight.shape[2]
+
+    def shared(self, x: Shares) -> Shares:
+        return x.linear(scipy.linalg.block_diag(*np.asarray(self.weight)), self.bias)
 
     def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
         blocks = x.reshape(len(x), self.weight.shape[0], -1)

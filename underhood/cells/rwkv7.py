@@ -8,17 +8,21 @@ no part in it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
+from underhood.cells.convolution import Convolution
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm, unit
 from underhood.cells.projection import LowRank, Projection
+from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
 from underhood.model import part, tensor
@@ -113,16 +117,31 @@ class RWKV7(AbstractMemoryCell):
 
     def _scan(self, xs: Float[Array, "t d"], state: RWKV7State) -> tuple[Float[Array, "t d_o"], RWKV7State]:
         past, memory = state
-        change = jnp.concatenate([past[None], xs[:-1]]) - xs
-
-        def mixed(share: Float[Array, " d"]) -> Float[Array, "t d"]:
-            return xs + share[None] * change
-
+        mixed = _mixtures(xs, past)
         signals = self._signals(mixed)
         outputs, memory = memory_scan(memory, signals)
-        now = jnp.sum(signals.q * signals.k * self.r_k[None], axis=2, keepdims=True) * signals.v
+        now = self._bonus(signals) * signals.v
         gated = flat(self.g_norm(outputs) + now) * self.g_lora(mixed(self.x_g))
         return self.o_proj(gated), (xs[-1], memory)
+
+    def _shared(self, x: Shares) -> Shares:
+        signals, bonus, opened = self._gates(x.signal)
+        share = np.asarray(self.x_v)
+        values = self.v_proj.shared(x.banded(Convolution(np.stack([share, 1 - share], axis=1))))
+        read = self.g_norm.shared(values.remembered(*signals.gates), self.heads)
+        return self.o_proj.shared((read + values.scaled(bonus)).scaled(opened))
+
+    @eqx.filter_jit
+    def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t n"], Float[Array, "t n"]]:
+        """What goes into the memory, what multiplies a value at once, and g."""
+        mixed = _mixtures(xs, self._initial_state()[0])
+        signals = self._signals(mixed)
+        bonus = jnp.repeat(self._bonus(signals)[:, :, 0], signals.v.shape[2], axis=1)
+        return signals, bonus, self.g_lora(mixed(self.x_g))
+
+    def _bonus(self, signals: Signals) -> Float[Array, "t h 1"]:
+        """r·(k ⊙ r_k)."""
+        return jnp.sum(signals.q * signals.k * self.r_k[None], axis=2, keepdims=True)
 
     def _signals(self, mixed: Any) -> Signals:
         r, k, v = self.r_proj(mixed(self.x_r)), self.k_proj(mixed(self.x_k)), self.v_proj(mixed(self.x_v))
@@ -132,6 +151,12 @@ class RWKV7(AbstractMemoryCell):
         written = k * (1 + (a - 1) * self.k_a[None])
         r, written, v, log_decay, a = (by_head(one, self.heads) for one in (r, written, v, log_decay, a))
         return Signals(r, written, v, log_decay, -removed * a, removed)
+
+
+def _mixtures(xs: Float[Array, "t d"], past: Float[Array, " d"]) -> Callable[[Array], Float[Array, "t d"]]:
+    """A share of each channel to what the input is with that share of the one before in it."""
+    change = jnp.concatenate([past[None], xs[:-1]]) - xs
+    return lambda share: xs + share[None] * change
 
 
 @register_stack("rwkv7", label="RWKV-7", colour="#cc6677")

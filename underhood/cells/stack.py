@@ -75,6 +75,14 @@ class Stack(AbstractModel):
             states.append(cell_state)
         return self.readout(signal), tuple(states)
 
+    def _shared(self, x: Any) -> Any:
+        signal = x.linear(self.embedding.weight, self.embedding.bias)
+        for cell in self.cells:
+            signal = cell._shared(signal)
+            if signal is None:
+                return None
+        return signal.linear(self.readout.weight, self.readout.bias)
+
 
 def register_stack(name: str, **settings: Any) -> Callable[[MakeCell], MakeCell]:
     """Decorator: register a cell's maker as an architecture, a stack with every size equal to `hidden`.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from underhood.commands.output import ANSWER_IS_NO, DONE, note, print_json, print_table
+from underhood.commands.output import ANSWER_IS_NO, DONE, announce, note, print_json, print_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Compile:
 
     def run(self) -> int:
         from underhood.construct.compile import compile as compile_
+        from underhood.construct.compile import foretell
         from underhood.storage.files import load, save
         from underhood.storage.outputs import MODEL, require_outputs
 
@@ -49,7 +50,9 @@ class Compile:
         settings = {
             name: getattr(self, name) for name in ("layers", "input_bound", "horizon", "order", "dtype", "tolerance")
         }
-        compiled = compile_(load(self.source), to=self.to, sparse=self.sparse or None, **settings)
+        source = load(self.source)
+        announce(foretell(source, self.to))
+        compiled = compile_(source, to=self.to, sparse=self.sparse or None, **settings)
         report = compiled.report
         save(compiled.model, self.out, provenance={"command": "compile", "source": self.source.name, **report})
         print_json(report) if self.json else print_table(f"{self.source.name} → {self.to}", report)

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from underhood.commands.found import answer
-from underhood.commands.output import require_seed
+from underhood.commands.output import announce, require_seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Decompile:
 
     def run(self) -> int:
         from underhood.attention.linear import require_attention
-        from underhood.interop.foreign import decompile, is_onnx
+        from underhood.interop.foreign import decompile, foretell, is_onnx
         from underhood.storage.files import load
         from underhood.storage.outputs import MODEL, require_outputs
 
@@ -49,8 +49,10 @@ class Decompile:
         outputs = (self.out, MODEL), (self.reduced, MODEL)
         require_outputs(*outputs, inputs=(self.network, self.against), force=self.force)
         against = None if self.against is None else require_attention(load(self.against))
+        network = self.network if is_onnx(self.network) else load(self.network)
+        announce(foretell(network))
         found = decompile(
-            self.network if is_onnx(self.network) else load(self.network),
+            network,
             against=against,
             tolerance=self.tolerance,
             input_bound=self.input_bound,

@@ -68,6 +68,12 @@ def note(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
+def announce(cost: str | None) -> None:
+    """What a command will take, where that is worth a line (costs.py)."""
+    if cost is not None:
+        note(f"underhood: {cost}")
+
+
 def require_seed(seed: int) -> None:
     """NumPy's generators take no other."""
     if seed < 0:

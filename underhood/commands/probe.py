@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from underhood.commands.found import answer
-from underhood.commands.output import note, require_seed
+from underhood.commands.output import announce, note, require_seed
 from underhood.errors import UnderhoodError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Probe:
     inputs: Path | None = None
     """Sequences of your own, (b, t, d) in a .npy file: R² of the nearest attention on them, too."""
     task: str | None = None
-    """The same for sequences of a task: teacher-student, linear-regression."""
+    """The same for sequences of a task, by a name that `underhood train --list` prints."""
     out: Path | None = None
     """File for the best attention found."""
     length: int = 32
@@ -60,7 +60,7 @@ class Probe:
     def run(self) -> int:
         from underhood.attention.linear import require_attention
         from underhood.identify.callables import import_callable
-        from underhood.interop.foreign import closeness, is_onnx, probe
+        from underhood.interop.foreign import closeness, foretell, is_onnx, probe
         from underhood.storage.files import load
         from underhood.storage.outputs import MODEL, require_outputs
 
@@ -75,6 +75,7 @@ class Probe:
         # Whatever the code prints, on import or when called, is not our answer.
         with contextlib.redirect_stdout(sys.stderr), _shown() as watch:
             function = self.function if onnx else import_callable(self.function)
+            announce(foretell(None, d if d is not None else getattr(function, "d", None)))
             found = probe(
                 function,
                 d,

@@ -17,10 +17,11 @@ class Reproduce:
     """Make tables and figures of the paper and compare them with it, row by row."""
 
     artifacts: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """table1 … table4, figure1 … figure5; all of the budget unless named."""
+    """By name, such as table1, figure2 or zoo; all of the budget unless named."""
     budget: str = "quick"
-    """Size of the runs: quick (minutes), laptop (hours) or paper (the paper's own steps)."""
-    out: Path = Path("results")
+    """Size of the runs: quick (minutes), laptop (hours), overnight (a day of core hours) or paper (the paper's own
+    steps)."""
+    out: Path = Path("out")
     """Folder for JSON, PNG and PDF, in a folder named after the budget."""
     json: bool = False
     """Print one JSON object."""

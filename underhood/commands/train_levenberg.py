@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from underhood.commands.output import note
+from underhood.commands.output import announce, note
 from underhood.commands.train_plan import Plan
+from underhood.costs import foretold
 from underhood.data import AbstractTask
 from underhood.errors import UnderhoodError
 
@@ -31,6 +32,8 @@ def train_levenberg(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
     task = plan.make_task()
     require_second_order(task)
     starting_sizes(task.d, plan.hidden, plan.pre_readout)  # refuses sizes before the folder is made
+    seeds = "1 seed" if plan.seeds == 1 else f"{plan.seeds} seeds"
+    announce(foretold("levenberg", task.d, f"training d = {task.d}, {seeds}", plan.seeds))
     folder, rows = RunFolder(plan.out), []
     with folder.locked():
         folder.open(_settings(plan, task), resume=plan.resume, command=plan.command)

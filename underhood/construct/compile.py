@@ -18,7 +18,9 @@ from underhood.construct.lowered import Lowered
 from underhood.construct.products import gated_products
 from underhood.construct.targets import TARGETS, Target, Way, source_kind
 from underhood.construct.verify import Measured, measure
+from underhood.costs import COSTS, foretold
 from underhood.errors import UnderhoodError
+from underhood.memory import NotEnoughMemory
 from underhood.model import AbstractModel, as_dtype
 
 DTYPES = ("float64", "float32")
@@ -153,6 +155,7 @@ def compile(
     options = {"sparse": sparse} if to == "gated-rnn" else {}
     if sparse and not options:
         raise UnderhoodError("only the target gated-rnn has sparse gatings", remedy="Leave sparse out.")
+    foretell(source, to)
     lowered = lower(source, envelope, order, **options)
     if not lowered.relative_bound <= SLACK * tolerance:
         raise _too_far(target, lower, source, envelope, order, tolerance, lowered, options)
@@ -172,6 +175,18 @@ def compile(
     return Compiled(model, to, layers, target.exact, verified, evidence)
 
 
+def foretell(source: Any, to: str) -> str | None:
+    """What compiling will take, in a line, where that is much; refused where there is not the memory for it."""
+    if isinstance(source, LinearAttention):
+        products = source.heads * min(source.d, source.d_out) * source.w_key.shape[1]
+    else:
+        products = max(source.hidden, source.pre_readout)
+    name = "compile" if to == "gated-rnn" else f"compile {to}"
+    if getattr(source, "heads", 1) > 1 and f"{name}, heads" in COSTS:
+        name = f"{name}, heads"
+    return foretold(name, max(source.d, products**0.5), f"compiling {source.kind} with d = {source.d} to {to}")
+
+
 def _measured(source: Any, lowered: Lowered, envelope: Envelope, tolerance: float) -> tuple[Any, Lowered, Measured]:
     """The network in its dtype and its errors; where they are not well within their limits, the better way."""
     model = as_dtype(lowered.model, envelope.dtype)
@@ -179,7 +194,11 @@ def _measured(source: Any, lowered: Lowered, envelope: Envelope, tolerance: floa
     telling = lowered.error_bound <= TELLING * measured.max_abs_error
     if lowered.otherwise is None or (telling and measured.max_rel_error <= MARGIN * tolerance):
         return model, lowered, measured
-    other = _measured(source, lowered.otherwise(), envelope, tolerance)
+    try:
+        otherwise = lowered.otherwise()
+    except NotEnoughMemory:  # the better way is the larger one
+        return model, lowered, measured
+    other = _measured(source, otherwise, envelope, tolerance)
     return other if other[2].max_rel_error < measured.max_rel_error else (model, lowered, measured)
 
 

@@ -16,6 +16,9 @@ from underhood.algebra.quadratic import fold, pair_indices
 from underhood.algebra.subspaces import factor, row_space
 from underhood.attention.linear import LinearAttention
 from underhood.errors import UnderhoodError
+from underhood.memory import NotEnoughMemory
+
+MOST_BYTES = 2**30  # of a matrix in a form that is there for accuracy only: d = 27
 
 
 def figure_1(attention: LinearAttention) -> KeyValueForm:
@@ -125,9 +128,11 @@ def coordinates(attention: LinearAttention) -> KeyValueForm:
 def _coordinate_form(heads: list[tuple[np.ndarray, np.ndarray, np.ndarray, float]]) -> KeyValueForm:
     """Heads of one decay."""
     d_value, d = heads[0][0].shape
-    folded = sum(fold(np.einsum("ia,bc->iabc", w_value, w_key.T @ w_query)) for w_value, w_key, w_query, _ in heads)
     first, second = pair_indices(d)
     pairs = len(first)
+    if 8 * (d_value * pairs) ** 2 > MOST_BYTES:
+        raise NotEnoughMemory(f"{d_value * pairs} products of coordinates are more than this form is made for")
+    folded = sum(fold(np.einsum("ia,bc->iabc", w_value, w_key.T @ w_query)) for w_value, w_key, w_query, _ in heads)
     return KeyValueForm(
         values=np.eye(d)[first],
         keys=np.eye(d)[second],

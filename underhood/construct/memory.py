@@ -30,6 +30,7 @@ from underhood.construct.targets import register_target
 
 ONE = 64.0  # SiLU and softplus hand it on unchanged, in float32 and float64
 CLOSED = -2000.0  # exp and σ are 0 there
+MOST_ROWS = 2**18  # numbers in a projection with a row for each product; d = 64 with one head has about as many
 REACHED = {1: 1e-12}  # a limit, and yet within rounding
 
 Make = Callable[[Heads, int, Envelope], tuple[Any, float]]
@@ -51,9 +52,15 @@ def register_memory(name: str, make: Make) -> None:
 
 
 def lower_attention(make: Make, source: LinearAttention, envelope: Envelope) -> Lowered:
-    """One layer, with the heads of the source or with their products as heads, whichever takes fewer numbers."""
+    """One layer, with the heads of the source or with their products as heads, whichever takes fewer numbers.
+
+    Products save half of the memory at best, and have rows of their own in every projection: d times the weights of the
+    heads. They are looked at while these are few.
+    """
     width = max(source.d + 1, source.d_out)
-    ways = [heads for heads in (blocks(source, envelope), singles(source, envelope)) if heads is not None]
+    products = source.heads * min(source.d, source.d_out) * min(source.w_key.shape[1:])
+    own = singles(source, envelope) if products * width <= MOST_ROWS else None
+    ways = [heads for heads in (blocks(source, envelope), own) if heads is not None]
     heads, (layer, left) = min(
         ((heads, make(heads, width, envelope)) for heads in ways), key=lambda way: way[1][0].hidden
     )

@@ -1,8 +1,8 @@
 """Section 4: in-context linear regression: (x_1, W*x_1) … (x_T, W*x_T), (x, 0) → W*x.
 
-One step of gradient descent from W = 0, ŷ = η Σ_t y_t (x_t · x), is best at η* = 1/(T + d_x − 1/5), where it
-costs ½ σ_W² d_x (1 − η* T) a coordinate (Appendix C.2). The −1/5 is the fourth moment of the uniform
-distribution, 9/5, less the Gaussian one's two pairings: Σ_t E[x⁴] + T(T−1) + T(d_x−1) = T (T + d_x − 1/5).
+One step of gradient descent from W = 0, ŷ = η Σ_t y_t (x_t · x), is best at η* = 1/(T − 1 + m₄), where it
+costs ½ σ_W² d_x (1 − η* T) a coordinate (Appendix C.2). m₄ is the fourth moment of the inputs, E|x|² x xᵀ = m₄ I:
+d_x + 4/5 for the paper's uniform ones, whose η* is 1/(T + d_x − 1/5); d_x on the sphere; d_x + 2 for normal ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from underhood.arrays import DType
 from underhood.attention.linear import LinearAttention
@@ -20,11 +20,19 @@ from underhood.attention.teachers import gradient_descent_attention
 from underhood.data.task import TASKS, AbstractTask, Batch, SecondOrder, Signs
 from underhood.errors import UnderhoodError
 
+SQRT_2 = 2.0**0.5
 SQRT_3 = 3.0**0.5  # uniform on (−√3, √3) has variance 1
+
+# Inputs, all of variance 1 → m₄ − d_x − 1, which one step of gradient descent needs. On the sphere, |x|² = d_x.
+INPUTS = {"uniform": -0.2, "sphere": -1.0, "normal": 1.0}
 
 
 class LinearRegression(AbstractTask):
-    """Each sequence is a task: W* ~ N(0, 1/d_x), x uniform with variance 1; validation tasks N(0, 2/d_x)."""
+    """Each sequence is a task: W* ~ N(0, 1/d_x), x uniform with variance 1; validation tasks N(0, 2/d_x).
+
+    `inputs` may be uniform, on the sphere of radius √d_x, or normal; `noise` is the standard deviation of what is added
+    to the y that are shown. What to predict has none.
+    """
 
     name: ClassVar[str] = "linear-regression"
     last_only: ClassVar[bool] = True
@@ -37,11 +45,22 @@ class LinearRegression(AbstractTask):
     examples: int = 12
     d_x: int = 3
     d_y: int = 3
+    inputs: str = "uniform"
+    noise: float = 0.0
 
     def __check_init__(self) -> None:
         for name in ("examples", "d_x", "d_y"):
             if getattr(self, name) < 1:
                 raise UnderhoodError(f"expected {name} of 1 or more", getattr(self, name))
+        if not (isinstance(self.inputs, str) and self.inputs in INPUTS):
+            raise UnderhoodError(f"expected inputs {', '.join(INPUTS)}", repr(self.inputs))
+        if not 0 <= self.noise < float("inf"):
+            raise UnderhoodError("expected noise of 0 or more", self.noise)
+
+    def settings(self) -> dict[str, Any]:
+        """Settings that came later are left out while they have their default: an older run folder still fits."""
+        usual = {"inputs": "uniform", "noise": 0.0}
+        return {name: value for name, value in super().settings().items() if value != usual.get(name, ...)}
 
     @property
     def d(self) -> int:
@@ -56,34 +75,53 @@ class LinearRegression(AbstractTask):
         return self.examples + 1
 
     def batch(self, key: Array, size: int, *, validation: bool = False, dtype: DType = jnp.float32) -> Batch:
-        # One draw for x and W*, as a draw costs more in calls than in numbers: u is uniform on (−1, 1), and
+        # One draw for x, W* and noise, as a draw costs more in calls than in numbers: u is uniform on (−1, 1), and
         # √2 erf⁻¹(u) is normal.
+        of_x, of_w = self.steps * self.d_x, self.d_y * self.d_x
+        numbers = of_x + of_w + (self.examples * self.d_y if self.noise else 0)
         lowest = jnp.nextafter(jnp.asarray(-1, dtype), jnp.asarray(0, dtype))
-        u = jax.random.uniform(key, (size, (self.steps + self.d_y) * self.d_x), dtype, minval=lowest, maxval=1)
-        x = SQRT_3 * u[:, : self.steps * self.d_x].reshape(size, self.steps, self.d_x)
+        u = jax.random.uniform(key, (size, numbers), dtype, minval=lowest, maxval=1)
+        x = self._placed(u[:, :of_x].reshape(size, self.steps, self.d_x))
         spread = (2 * self.w_variance(validation=validation)) ** 0.5
-        w_star = spread * jax.lax.erf_inv(u[:, self.steps * self.d_x :]).reshape(size, self.d_y, self.d_x)
+        w_star = spread * jax.lax.erf_inv(u[:, of_x : of_x + of_w]).reshape(size, self.d_y, self.d_x)
         # The small sum is written out: as a batched product of 3×3 matrices it takes the compiler's slow road.
         y = jnp.zeros((size, self.steps, self.d_y), dtype)
         for j in range(self.d_x):
             y = y + w_star[:, None, :, j] * x[:, :, None, j]
-        shown = jnp.concatenate([y[:, :-1], jnp.zeros_like(y[:, -1:])], axis=1)
+        told = y[:, :-1]
+        if self.noise:
+            told = told + self.noise * SQRT_2 * jax.lax.erf_inv(u[:, of_x + of_w :]).reshape(told.shape)
+        shown = jnp.concatenate([told, jnp.zeros_like(y[:, -1:])], axis=1)
         return jnp.concatenate([x, shown], axis=-1), y[:, -1]
+
+    def _placed(self, u: Float[Array, "b t d_x"]) -> Float[Array, "b t d_x"]:
+        """Uniform numbers on (−1, 1) → inputs."""
+        if self.inputs == "uniform":
+            return SQRT_3 * u
+        normal = SQRT_2 * jax.lax.erf_inv(u)
+        if self.inputs == "normal":
+            return normal
+        return normal * (self.d_x**0.5 / jnp.linalg.norm(normal, axis=-1, keepdims=True))
 
     def w_variance(self, *, validation: bool = False) -> float:
         """σ_W² of the entries of W*."""
         return (2.0 if validation else 1.0) / self.d_x
 
     @property
+    def fourth_moment(self) -> float:
+        """m₄ of E|x|² x xᵀ = m₄ I."""
+        return self.d_x + 1 + INPUTS[self.inputs]
+
+    @property
     def optimal_eta(self) -> float:
-        """η* = 1/(T + d_x − 1/5) (Eq. 36)."""
-        return 1.0 / (self.examples + self.d_x - 0.2)
+        """η* = 1/(T − 1 + m₄ + d_x noise²) (Eq. 36)."""
+        return 1.0 / (self.examples + self.d_x + INPUTS[self.inputs] + self.d_x * self.noise**2)
 
     def gradient_descent_loss(self, eta: float, *, validation: bool = False) -> float:
-        """½ σ_W² Tr E[(I − η X Xᵀ)²] a coordinate: the loss of one step with rate η, exactly."""
+        """½ σ_W² Tr E[(I − η X Xᵀ)²] + ½ η² T d_x noise² a coordinate: the loss of one step with rate η, exactly."""
         t, d_x = self.examples, self.d_x
-        trace = d_x * (1 - 2 * eta * t + eta**2 * t * (t + d_x - 0.2))
-        return 0.5 * self.w_variance(validation=validation) * trace
+        trace = d_x * (1 - 2 * eta * t + eta**2 * t * (t + d_x + INPUTS[self.inputs]))
+        return 0.5 * self.w_variance(validation=validation) * trace + 0.5 * eta**2 * t * d_x * self.noise**2
 
     def optimal_loss(self, *, validation: bool = False) -> float:
         """The loss of one step with η*: 7/74 for T = 12 and d_x = 3, twice that on validation tasks."""

@@ -80,6 +80,10 @@ class AbstractTask(eqx.Module):
     def batch(self, key: Array, size: int, *, validation: bool = False, dtype: DType = jnp.float32) -> Batch:
         """`size` fresh sequences and the outputs wanted; from the validation distribution if there is one."""
 
+    def loss(self, outputs: Float[Array, "b *t d_model"], wanted: Float[Array, "b *t d_o"]) -> Scalar:
+        """What training makes small, a mean over sequences; the second-order solver takes this one only."""
+        return half_mean_square(outputs, wanted)
+
     def settings(self) -> dict[str, Any]:
         """What the run folder keeps of the task: plain JSON that tells it from any other. Here, all fields."""
         return {"task": self.name, **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}}

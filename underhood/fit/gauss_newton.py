@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.linalg
 
-from underhood.fit.problems import Problem, Weights
+from underhood.fit.problems import Objective, Problem, Weights
 
 FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-2, 1e-18, 1e6
 FIRST_DECAY = 1e-3
@@ -102,7 +102,7 @@ def residual_at(problem: Problem, weights: Weights, decay: float) -> np.ndarray:
     return np.concatenate([problem.targets - products @ readout, -np.sqrt(decay) * readout])
 
 
-def merit(problem: Problem, weights: Weights, decay: float) -> tuple[float, float, np.ndarray]:
+def merit(problem: Objective, weights: Weights, decay: float) -> tuple[float, float, np.ndarray]:
     """|z − F D|² + ρ (|D|² + |w|²) at the best D, the squared error alone, and D."""
     _, readout, loss = project(problem.products(weights), problem.targets, decay)
     return loss + decay * (float(np.sum(readout**2)) + size(weights)), loss, readout

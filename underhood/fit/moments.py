@@ -129,11 +129,15 @@ def _whitening(xs: np.ndarray, targets_at: str) -> tuple[np.ndarray, Any]:
         rows = present_and_past_at_last(xs) if targets_at == "last" else present_and_past(xs)
         return rows.reshape(-1, rows.shape[-1])
 
-    sample = rows_of(xs[: max(64, 65536 // xs.shape[1])])
+    basis, whiten = whitening_of(rows_of(xs[: max(64, 65536 // xs.shape[1])]))
+    return basis, lambda xs: rows_of(xs) @ whiten
+
+
+def whitening_of(sample: Float[np.ndarray, "r k"]) -> tuple[Float[np.ndarray, "q k"], Float[np.ndarray, "k q"]]:
+    """(basis, W): rows W have the identity as second moment, and (rows W) basis = rows."""
     spread = np.sqrt(np.mean(sample**2, axis=0))
     spread[spread == 0] = 1.0
     variance, directions = np.linalg.eigh((sample / spread).T @ (sample / spread) / len(sample))
     kept = variance > NULL * variance[-1]
     variance, directions = variance[kept], directions[:, kept]
-    basis = np.sqrt(variance)[:, None] * directions.T * spread
-    return basis, lambda xs: rows_of(xs) / spread @ (directions / np.sqrt(variance))
+    return np.sqrt(variance)[:, None] * directions.T * spread, directions / np.sqrt(variance) / spread[:, None]

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Scalar
 
 from underhood.arrays import DType
-from underhood.data.task import HELD_OUT, TRAINING, VALIDATION, AbstractTask, half_mean_square, stream_key
+from underhood.data.task import HELD_OUT, TRAINING, VALIDATION, AbstractTask, stream_key
 from underhood.fit import adamw
 from underhood.fit.config import CHUNK, HELD_OUT_PART, FitConfig, require_rate
 from underhood.fit.kernels import forward, parts_of
@@ -80,7 +80,7 @@ class Trainer:
     ) -> None:
         self.ravelled = adamw.ravel(model)
         self.task, self.config = task, config
-        self.loss = loss or functools.partial(_task_loss, task.last_only)
+        self.loss = loss or functools.partial(_task_loss, task)
         devices = jax.local_devices() if devices is None else devices
         # A loss of the user's need not be a mean over sequences: it gets the whole batch.
         worth_it = loss is None and self.ravelled.vector.size * config.batch_size * task.steps >= LEAST_WORK
@@ -199,5 +199,5 @@ def _on_one_device(vector: Float[Array, " p"]) -> Float[Array, " p"]:
     return jnp.asarray(np.asarray(vector))
 
 
-def _task_loss(last_only: bool, model: AbstractModel, xs: Array, wanted: Array) -> Scalar:
-    return half_mean_square(forward(model, xs, last_only), wanted)
+def _task_loss(task: AbstractTask, model: AbstractModel, xs: Array, wanted: Array) -> Scalar:
+    return task.loss(forward(model, xs, task.last_only), wanted)

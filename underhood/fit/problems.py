@@ -11,7 +11,7 @@ Two problems with one interface. `FixedLambda` works on the reduced rows of mome
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -91,6 +91,17 @@ def draw_weights(
     return Weights(*into, lambda_, out[0] * reads[0], out[1] * reads[1], reads)
 
 
+@runtime_checkable
+class Objective(Protocol):
+    """Least squares over networks: the products of weights, row by row, and what D has to make of them."""
+
+    power: float
+    targets: np.ndarray
+
+    def scales(self, lambda_: np.ndarray) -> np.ndarray: ...
+    def products(self, weights: Weights) -> np.ndarray: ...
+
+
 class FixedLambda:
     """λ in {0, 1}: rows of moments.py."""
 
@@ -98,7 +109,7 @@ class FixedLambda:
 
     def __init__(self, moments: Moments) -> None:
         self.moments, self.targets, self.d = moments, moments.targets, moments.d
-        self.units = moments.scales
+        self.units, self.power = moments.scales, moments.power
         self.flat = moments.tensor.reshape(-1, moments.tensor.shape[2])
 
     def scales(self, lambda_: np.ndarray) -> np.ndarray:
@@ -210,10 +221,9 @@ class FreeLambda:
 Problem = FixedLambda | FreeLambda
 
 
-def to_model(problem: Problem, weights: Weights, readout: np.ndarray) -> GatedRNN:
+def to_model(problem: Objective, weights: Weights, readout: np.ndarray) -> GatedRNN:
     """The network in plain units: hidden scales go into the output gating, the targets' scale into the readout."""
-    scales = problem.scales(weights.lambda_)
-    power = problem.moments.power if isinstance(problem, FixedLambda) else problem.power
+    scales, power = problem.scales(weights.lambda_), problem.power
     return GatedRNN.from_lambda(
         Gating(weights.in_m, weights.in_x),
         weights.lambda_,

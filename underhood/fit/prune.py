@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from underhood.fit.gauss_newton import State, merit
-from underhood.fit.problems import Problem, Weights
+from underhood.fit.problems import Objective, Weights
 
 WEAK = 0.03
 
@@ -25,7 +25,7 @@ def strengths(weights: Weights, readout: np.ndarray) -> tuple[np.ndarray, np.nda
     return hidden / max(hidden.max(), 1e-300), pre_readout / max(pre_readout.max(), 1e-300)
 
 
-def drop_dead(state: State, problem: Problem, *, slack: float = 1.0) -> State:
+def drop_dead(state: State, problem: Objective, *, slack: float = 1.0) -> State:
     """Without the neurons whose loss lowers the merit, or raises it by less than the factor `slack`."""
     here, _, _ = merit(problem, state.weights, state.decay)
     for kind in (1, 0):
@@ -45,7 +45,7 @@ def drop_dead(state: State, problem: Problem, *, slack: float = 1.0) -> State:
     return state
 
 
-def without_weakest(state: State, problem: Problem, kind: str, count: int) -> State:
+def without_weakest(state: State, problem: Objective, kind: str, count: int) -> State:
     """The network less its weakest hidden or pre-readout neurons, with the readout solved again."""
     hidden, pre_readout = strengths(state.weights, state.readout)
     keep_hidden, keep_pre = np.arange(len(hidden)), np.arange(len(pre_readout))

@@ -14,6 +14,7 @@ from underhood.errors import UnderhoodError
 from underhood.identify.blackbox import TOLERANCE as BLACK_BOX_TOLERANCE
 from underhood.identify.blackbox import check_against, probe
 from underhood.identify.certify import certify
+from underhood.identify.diagnosis import LENGTH, diagnose_batched
 from underhood.identify.factored import recover_from_terms
 from underhood.identify.forms import MOST_DENSE, NotDiagonalisable, Reading, is_readable, read
 from underhood.identify.found import DECAYED, LINEAR, NOT, Evidence, Found, Scores
@@ -22,7 +23,7 @@ from underhood.identify.neurons import Neurons, study_neurons
 from underhood.identify.polynomial import Polynomial, instantaneous, polynomial_distance
 from underhood.identify.probes import kv_score, q_score, read_forms_score
 from underhood.identify.recover import Heads, head_outputs, key_and_query
-from underhood.identify.smallest import find_smallest
+from underhood.identify.smallest import Smallest, find_smallest
 from underhood.identify.temporal import FADING, Structure, attention_terms, find_structure, sample_inputs
 from underhood.model import AbstractModel
 
@@ -70,16 +71,31 @@ def decompile(
     xs = np.random.default_rng(seed + 1).standard_normal((16, 32, reading.d))
     neurons = study_neurons(reading, xs[:4])
     smallest = find_smallest(model, reading, structure, heads, terms, neurons, fine_tune=fine_tune)
-    network = smallest.network or reading
-    is_small = reading.d <= MOST_DENSE
-    polynomial = instantaneous(reading) if is_small else None
-    evidence = Evidence(
-        r2=_r2(reading(xs), _attended(structure, terms, heads, xs)),
+    r2 = _r2(reading(xs), _attended(structure, terms, heads, xs))
+    evidence = _evidence(reading, structure, terms, neurons, smallest, r2)
+    scores = _scores(reading, structure, neurons, evidence.polynomial, against, attention)
+    if not structure.is_attention:
+        diagnosis = diagnose_batched(reading, reading.d, LENGTH, INPUT_BOUND, seed)
+        return Found(NOT, _why_not(reading, structure), attention, scores, None, diagnosis, evidence=evidence)
+    assert attention is not None
+    verdict = LINEAR if structure.decays == (1.0,) else DECAYED
+    certificate = None
+    if isinstance(model, GatedRNN):
+        certificate = certify(model, reading, structure, attention, input_bound=input_bound, horizon=horizon)
+    return Found(verdict, _why(structure, attention), attention, scores, certificate, evidence=evidence)
+
+
+def _evidence(
+    reading: Reading, structure: Structure, terms: list[Terms], neurons: Neurons, smallest: Smallest, r2: float
+) -> Evidence:
+    network, is_small = smallest.network or reading, reading.d <= MOST_DENSE
+    return Evidence(
+        r2=r2,
         deviation=structure.deviation,
         tolerance=structure.tolerance,
         rest=structure.rest,
         tensor=unfold(np.sum([one.tensor for one in terms], axis=0), reading.d) if is_small else None,
-        polynomial=polynomial,
+        polynomial=instantaneous(reading) if is_small else None,
         neurons=neurons,
         smallest=smallest,
         hidden_before=reading.hidden,
@@ -87,15 +103,6 @@ def decompile(
         pre_readout_before=reading.pre_readout,
         pre_readout_after=network.pre_readout,
     )
-    scores = _scores(reading, structure, neurons, polynomial, against, attention)
-    if not structure.is_attention:
-        return Found(NOT, _why_not(reading, structure), attention, scores, evidence=evidence)
-    assert attention is not None
-    verdict = LINEAR if structure.decays == (1.0,) else DECAYED
-    certificate = None
-    if isinstance(model, GatedRNN):
-        certificate = certify(model, reading, structure, attention, input_bound=input_bound, horizon=horizon)
-    return Found(verdict, _why(structure, attention), attention, scores, certificate, evidence=evidence)
 
 
 def _recovered(structure: Structure, terms: list[Terms], d: int, seed: int) -> list[Heads]:

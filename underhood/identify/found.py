@@ -11,7 +11,7 @@ from underhood.attention.linear import LinearAttention
 from underhood.cells.gated_rnn import GatedRNN
 from underhood.errors import UnderhoodError
 from underhood.identify.certify import Certificate
-from underhood.identify.in_context import InContext, read_in_context
+from underhood.identify.in_context import GradientTerms, gradient_terms
 from underhood.identify.neurons import Neurons
 from underhood.identify.polynomial import Polynomial
 from underhood.identify.smallest import Smallest
@@ -139,11 +139,11 @@ class Found:
         """Pre-readout neurons of the smallest network found."""
         return self.evidence.pre_readout_after
 
-    def in_context(self, d_x: int, d_y: int, observations: int) -> InContext:
+    def in_context(self, d_x: int, d_y: int, observations: int) -> GradientTerms:
         """Table 2: the gradient step of a network trained on in-context regression with T observations."""
         if self.evidence.polynomial is None:
             raise UnderhoodError("no polynomial to read in context", remedy="Decompile a gated RNN of a smaller d.")
-        return read_in_context(self.evidence.polynomial, d_x, d_y, observations)
+        return gradient_terms(self.evidence.polynomial, d_x, d_y, observations)
 
     def as_data(self) -> dict[str, Any]:
         """The keys of the contract."""

@@ -96,8 +96,8 @@ def slice_terms(target: Float[Array, "d_out p q"], tolerance: float) -> Terms:
     return best if best is not None else Terms(*(np.zeros((0, size)) for size in target.shape))
 
 
-def parallel_groups(vectors: Float[Array, "k p"]) -> list[Array]:
-    """Indices of vectors that point the same way, up to sign and length."""
+def parallel_groups(vectors: Float[Array, "k p"], angle: float = SAME_DIRECTION) -> list[Array]:
+    """Indices of vectors that point the same way, up to sign, length and `angle`."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(norms > 0, norms, 1.0)
     probe = np.random.default_rng(0).standard_normal(unit.shape[1])
@@ -108,10 +108,10 @@ def parallel_groups(vectors: Float[Array, "k p"]) -> list[Array]:
     for index in order:
         # Neighbours in the shadow come last in the list: look back no further than the shadow allows.
         for group in reversed(groups):
-            if abs(abs(shadow[group[0]]) - abs(shadow[index])) > 10 * SAME_DIRECTION * np.linalg.norm(probe):
+            if abs(abs(shadow[group[0]]) - abs(shadow[index])) > 10 * angle * np.linalg.norm(probe):
                 group = None
                 break
-            if np.linalg.norm(unit[group[0]] - unit[index]) < SAME_DIRECTION:
+            if np.linalg.norm(unit[group[0]] - unit[index]) < angle:
                 group.append(int(index))
                 break
         else:
@@ -229,7 +229,11 @@ def _symmetric_kernel(left: Float[Array, "k n"], right: Float[Array, "k n"]) -> 
 
 
 def merge_rows(
-    left: Float[Array, "m n"], right: Float[Array, "m n"], readout: Float[Array, "d_out m"], tolerance: float
+    left: Float[Array, "m n"],
+    right: Float[Array, "m n"],
+    readout: Float[Array, "d_out m"],
+    tolerance: float,
+    angle: float = SAME_DIRECTION,
 ) -> tuple[Array, Array, Array, list[MergedKernel]]:
     """Twins joined, and rows with parallel readout columns replaced by as many as their combined kernel needs (B.2)."""
     readout, rows = join_twins(readout, find_twins(left, right))
@@ -237,7 +241,7 @@ def merge_rows(
     sizes = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1) * np.linalg.norm(readout, axis=0)
     alive = np.flatnonzero(sizes > tolerance * max(sizes.max(initial=0.0), 1e-300))
     lefts, rights, columns, kernels = [], [], [], []
-    for group in parallel_groups(readout[:, alive].T):
+    for group in parallel_groups(readout[:, alive].T, angle):
         rows = alive[group]
         column = readout[:, rows[0]]
         scales = column @ readout[:, rows] / (column @ column)

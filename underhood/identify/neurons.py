@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from underhood.algebra.quadratic import Array
+from underhood.cells.gated_rnn import GatedRNN, Gating
+from underhood.cells.linear import dense
 from underhood.identify.forms import Reading
 
 MOST_OUTPUTS = 16
@@ -88,3 +90,23 @@ def prune(reading: Reading, neurons: Neurons, tolerance: float, xs: Array) -> tu
     ys = reading(xs)
     scale = float(np.sqrt(np.mean(ys**2))) or 1.0
     return hidden, rows, float(np.sqrt(np.mean((ys - smaller(xs)) ** 2))) / scale
+
+
+def survivors(network: GatedRNN, neurons: Neurons, share: float) -> GatedRNN:
+    """The neurons that carry more than `share` of the output, with the weights they have.
+
+    Nothing is solved anew. They are permuted into the blocks of Figure 2.A, and a row whose second factor reads the
+    memory has its factors swapped, which leaves their product as it is.
+    """
+    order = [i for i in neurons.order(share) if neurons.contribution[i] > share]
+    rows = np.flatnonzero(neurons.row_contribution > share)
+    gating, out = network.input_gating, network.output_gating
+    first, second = (np.asarray(dense(w), np.float64)[np.ix_(rows, order)] for w in (out.w_m, out.w_x))
+    memory = neurons.perfect_memory[order]
+    swapped = np.abs(first[:, memory]).sum(axis=1) < np.abs(second[:, memory]).sum(axis=1)
+    first, second = np.where(swapped[:, None], second, first), np.where(swapped[:, None], first, second)
+    by_memory = np.lexsort((np.abs(second).argmax(axis=1), np.abs(first).argmax(axis=1)))
+    inputs = (np.asarray(dense(w), np.float64)[order] for w in (gating.w_m, gating.w_x))
+    readout = np.asarray(dense(network.readout), np.float64)[:, rows[by_memory]]
+    nu = np.asarray(network.nu, np.float64)[order]
+    return GatedRNN(Gating(*inputs), nu, Gating(first[by_memory], second[by_memory]), readout)

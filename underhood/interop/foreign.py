@@ -1,4 +1,4 @@
-"""`uh.decompile` and `uh.probe` on what other frameworks made: torch modules, and ONNX files by their path."""
+"""`uh.decompile`, `uh.probe` and `uh.in_context` on what others made: torch modules, and ONNX files by their path."""
 
 from __future__ import annotations
 
@@ -13,12 +13,25 @@ from typing import Any
 import numpy as np
 
 from underhood.attention.linear import LinearAttention
+from underhood.cells.gated_rnn import GatedRNN
+from underhood.costs import foretold
 from underhood.errors import UnderhoodError
 from underhood.identify import blackbox
 from underhood.identify import decompile as weights
+from underhood.identify import in_context as algorithms
 from underhood.identify.found import Found
 from underhood.identify.threads import threads_for
 from underhood.model import AbstractModel
+
+
+def foretell(model: Any, d: int | None = None) -> str | None:
+    """What `decompile` or, of a callable with d inputs, `probe` will take, where that is known and much."""
+    if isinstance(model, GatedRNN):
+        # A network of the fewest neurons has d(d + 3)/2; one with more is as much work as that of a larger d.
+        what = f"decompiling {model.hidden} neurons with d = {model.d}"
+        return foretold("decompile", max(model.d, (2 * model.hidden) ** 0.5), what)
+    d = d or getattr(model, "d", None)
+    return foretold("probe", d, f"probing d = {d}") if isinstance(d, int) else None
 
 
 def decompile(
@@ -90,6 +103,28 @@ def probe(
         raise UnderhoodError("cannot tell the input size", remedy="Say uh.probe(function, d=...).")
     options = {"length": length, "input_bound": input_bound, "tolerance": tolerance, "max_heads": max_heads}
     return blackbox.probe(function, d, against=against, seed=seed, batched=batched, watch=watch, **options)
+
+
+def in_context(
+    network: Any,
+    d_x: int = 3,
+    d_y: int = 3,
+    observations: int = 12,
+    inputs: str = "uniform",
+    *,
+    seed: int = 0,
+    batched: bool | None = None,
+) -> algorithms.Algorithm:
+    """Which algorithm does a network run in context to predict y at a new x?
+
+    `network` is a model of this package, a callable (t, d_x + d_y) → (t, d_out) of NumPy, torch or jax, a torch module,
+    or the path of an ONNX file. It reads (x_1, y_1) … (x_T, y_T), (x, 0) with `observations` examples, whose `inputs`
+    are uniform, on the sphere or normal, of variance 1; it predicts with the last d_y outputs of the last step. `seed`:
+    of the tasks. `batched`: whether a callable takes (b, t, d), if known.
+    """
+    if _is_torch(network) or is_onnx(network):
+        network, _ = as_function(network)
+    return algorithms.in_context(network, d_x, d_y, observations, inputs, seed=seed, batched=batched)
 
 
 def closeness(function: Any, xs: np.ndarray, *, last: bool = False) -> float:

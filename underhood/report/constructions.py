@@ -21,6 +21,7 @@ from underhood.construct.gru import attention_to_gru, to_gru
 from underhood.construct.targets import ATTENTION, GATED, TARGETS
 from underhood.construct.verify import measure
 from underhood.errors import NotConstructible
+from underhood.report.alike import map_rows
 from underhood.report.architectures import ATTENTION as ATTENTION_KIND
 from underhood.report.architectures import stacked
 from underhood.report.artifact import Artifact, Row, artifact
@@ -32,6 +33,7 @@ SEED = 0
 D = 4
 HORIZON = 1000
 INPUT_BOUND = 4.0
+MAPPED = 8  # steps whose attention maps are compared
 LEAKS = tuple(10.0**-power for power in range(1, 13))
 
 
@@ -66,6 +68,7 @@ def fewest_layers(source: Any, target: str) -> tuple[int | None, Compiled | None
 )
 def table3(budget: str, runs: Path) -> Artifact:
     sources = {GATED: gated_source(), ATTENTION: random_attention(D, seed=SEED)}
+    mapped = np.random.default_rng(SEED).uniform(-INPUT_BOUND, INPUT_BOUND, (MAPPED, D))
     rows, lines = [], []
     for target, label in stacked().items():
         line = [label]
@@ -76,6 +79,10 @@ def table3(budget: str, runs: Path) -> Artifact:
             rows.append(Row(f"{label}, layers for {column}", "–" if paper is None else paper, layers, met))
             if compiled is not None:
                 rows.append(Row(f"{label}, error for {column}", None, compiled.max_rel_error, compiled.verified))
+            if compiled is not None and column == ATTENTION:
+                # In a limit: entries of the map are off by the error of the outputs, and may be small.
+                most = 1e3 * compiled.max_rel_error
+                rows += map_rows(f"{label}, attention map", compiled.model, source, mapped, most=most)
             error = text_of(compiled.max_rel_error) if compiled else "–"
             line += [text_of(paper), str(layers or "–"), error]
         lines.append(line)

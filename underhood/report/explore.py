@@ -16,10 +16,12 @@ from underhood.attention.linear import LinearAttention, require_attention
 from underhood.cells import DenseGatedRNN, GatedRNN
 from underhood.cells.linear import dense, densified
 from underhood.errors import UnderhoodError
+from underhood.identify.maps import AttentionMap, compare_maps
 from underhood.identify.neurons import NEAR
 from underhood.interop.foreign import decompile
 from underhood.interop.program import trace
 from underhood.model import AbstractModel
+from underhood.report.attend import all_maps, meaning, page_data, require_page, whole_maps
 from underhood.report.drawing import text_of
 from underhood.report.page import render
 from underhood.storage.atomic import write_atomically
@@ -58,6 +60,8 @@ def explorer_html(model: Any, *, against: LinearAttention | None, name: str, xs:
     found = decompile(model, against=None if against is None else require_attention(against), seed=seed)
     shown = found.attention if against is None else against
     xs = np.random.default_rng(seed).normal(size=(STEPS, model.d)).round(2) if xs is None else _sequence(xs, model.d)
+    require_page(len(xs))
+    maps = all_maps(model, xs)
     lambdas = [_decays(cell) for cell in getattr(model, "cells", (model,))]
     lambda_ = np.concatenate([one for one in lambdas if one is not None] or [np.zeros(0)])
     data = {
@@ -67,10 +71,16 @@ def explorer_html(model: Any, *, against: LinearAttention | None, name: str, xs:
         "readout": dense(plain.readout).tolist() if isinstance(plain, GatedRNN | DenseGatedRNN) else None,
         "attention": None if shown is None else weights_of(shown),
         "xs": xs.tolist(),
+        "map": page_data(maps),
     }
+    compared = ""
+    if shown is not None:
+        theirs = all_maps(shown, xs)
+        data["map"]["maps"] += whole_maps(theirs, "attention: ")
+        compared = _compared(maps["norm"], theirs["norm"])
     return render(
         "explorer.html",
-        ("page.js", "program.js", "attention.js", "explorer.js"),
+        ("page.js", "dom.js", "map.js", "program.js", "attention.js", "explorer.js"),
         title=f"{name}: underhood explorer",
         name=name,
         what=_described(model),
@@ -84,6 +94,8 @@ def explorer_html(model: Any, *, against: LinearAttention | None, name: str, xs:
         diagonal=lambda_.size > 0,
         between=bool(np.any((lambda_ >= NEAR) & (lambda_ <= 1 - NEAR))),
         attended=_attended(shown, against, found.is_attention),
+        meaning=meaning(maps["norm"]),
+        compared=compared,
         data=data,
     )
 
@@ -92,6 +104,14 @@ def weights_of(attention: LinearAttention) -> dict[str, Any]:
     """An attention as plain data."""
     weights = {name: getattr(attention, name) for name in ("w_value", "w_key", "w_query", "decay")}
     return {name: None if w is None else np.asarray(w, np.float64).tolist() for name, w in weights.items()}
+
+
+def _compared(ours: AttentionMap, theirs: AttentionMap) -> str:
+    same = compare_maps(ours, theirs)
+    return (
+        f"Against the map of the attention: correlation {same.correlation:.6g}, "
+        f"largest difference {text_of(same.largest_difference)} of the largest entry."
+    )
 
 
 def _decays(cell: Any) -> np.ndarray | None:

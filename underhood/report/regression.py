@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from underhood.attention.teachers import gradient_descent_attention
 from underhood.cells import GatedRNN
 from underhood.data import LinearRegression
 from underhood.data.linear_regression import regression_signs
@@ -17,6 +18,7 @@ from underhood.fit.problems import outputs_of
 from underhood.fit.runs import fit_population
 from underhood.identify.decompile import decompile
 from underhood.model import make_model
+from underhood.report.alike import map_rows
 from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.drawing import draw_table, new_figure, text_of
 from underhood.report.pace import Pace
@@ -104,6 +106,9 @@ def table2(budget: str, runs: Path) -> Artifact:
         share = float(np.mean(shares))
         rows.append(Row(f"{name}: excess over the optimal step, share of it", None, share, share <= 1e-2))
         rows.append(Row(f"{name}: standard error of that", None, float(np.mean(errors)), True))
+    (xs,), _ = sample_tasks([0, 4], 1)
+    name, step = "attention map against the optimal step's, last output", gradient_descent_attention(D_X, D_Y, ETA)
+    rows += map_rows(name, networks[0], step, xs, most=5e-2, last=True)
     settings = {"T": EXAMPLES, "d_x": D_X, "d_y": D_Y, "paired_tasks": PAIRED}
     settings |= {"tasks": TASKS, "optimizer": "levenberg"} if budget == "quick" else SECTION_4_2.as_dict()
     figure = new_figure(7.5, 0.3 * len(rows) + 0.9)

@@ -1,4 +1,4 @@
-"""A sequence (t, d) of a user's own, from .npy or .csv."""
+"""A sequence (t, d) of a user's own, from .npy or .csv, and the names of its steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 import struct
 import tokenize
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,9 @@ def read_sequence(path: str | os.PathLike[str], d: int) -> np.ndarray:
     content = read_bytes(path)
     try:
         if Path(path).suffix == ".csv":
-            xs = np.loadtxt(io.StringIO(content.decode()), delimiter=",", ndmin=2)
+            with warnings.catch_warnings():  # of a file without numbers: it is refused below
+                warnings.simplefilter("ignore")
+                xs = np.loadtxt(io.StringIO(content.decode()), delimiter=",", ndmin=2)
         else:
             xs = read_npy(content)
         xs = np.asarray(xs, np.float64)
@@ -49,3 +52,13 @@ def read_npy(content: bytes) -> np.ndarray:
         raise ValueError(f"shape {shape} of {dtype}, and {len(content) - file.tell()} bytes")
     flat = np.frombuffer(content, dtype, offset=file.tell()) if wanted else np.zeros(0, dtype)
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+
+
+def read_tokens(path: str | os.PathLike[str]) -> list[str]:
+    """A token a line, in UTF-8."""
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UnderhoodError(f"cannot read tokens from {path}: {error}", remedy="Give UTF-8 text.") from None
+    lines = text.replace("\r\n", "\n").split("\n")
+    return lines[:-1] if lines[-1] == "" else lines

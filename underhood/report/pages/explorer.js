@@ -2,19 +2,6 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const network = networkOf(data.program), attention = data.attention ? attentionOf(data.attention) : null;
 let xs = data.xs.map(x => [...x]), at = xs.length, trace = [], attended = [];
-const SVG = "http://www.w3.org/2000/svg";
-const $ = id => document.getElementById(id);
-
-function make(tag, attributes, ...children) {
-  const svg = ["svg", "rect", "text", "g", "path", "circle"].includes(tag);
-  const element = svg ? document.createElementNS(SVG, tag) : document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-const number = value => Number.isFinite(value) ? (value === 0 ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)))) : "–";
-const largest = values => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0) || 1;
-
 // A grid of cells in the paper's colours. `rows`: {name, kind, values, scale}; a value of null is not there yet.
 function grid(rows, columns, options) {
   const { tips, heads = [], current = -1, cell = 16, label = "" } = options;
@@ -47,6 +34,9 @@ const cellSize = n => Math.max(7, Math.min(17, Math.floor(520 / n)));
 function compute() {
   trace = runOver(network, xs);
   attended = attention ? runOver(attention, xs) : [];
+  // The map was computed when the page was made: of another sequence it says nothing.
+  const stale = JSON.stringify(xs) !== JSON.stringify(data.xs);
+  $("stale").hidden = !stale; $("map").classList.toggle("stale", stale);
 }
 
 function drawStates() {
@@ -190,6 +180,7 @@ function draw() {
   for (const cell of document.querySelectorAll("#edit [data-t]")) cell.classList.toggle("now", Number(cell.dataset.t) === at - 1);
   showTip(null);
   drawStates(); drawProducts(); drawNumbers(); drawCurves(); drawAttention();
+  view.select(Math.min(at, data.xs.length) - 1);
 }
 function goTo(step) { at = Math.max(1, Math.min(xs.length, Math.round(step))); draw(); }
 function setInputs(next) {
@@ -216,9 +207,11 @@ document.addEventListener("keydown", event => {
   else if (event.key === "ArrowLeft") goTo(at - 1);
 });
 
+$("first").addEventListener("click", () => setInputs(data.xs));
+const view = mapView($("map"), data.map, { onStep: t => goTo(t + 1) });
 compute(); drawInputs(); draw();
 window.underhood = {
   inputs: () => xs.map(x => [...x]), setInputs, step: () => at, goTo,
   outputs: () => trace.map(made => [...made.y]), attention: () => attention ? attended.map(made => [...made.y]) : null,
-  states: () => trace.map(made => made.layers),
+  states: () => trace.map(made => made.layers), map: () => data.xs.map((_, t) => view.map().values(t)),
 };

@@ -45,8 +45,10 @@ const PLAIN = {
   eq: (x, y) => Number(x === y), ne: (x, y) => Number(x !== y), and: (x, y) => Number(x && y), or: (x, y) => Number(x || y),
   select_n: (which, no, yes) => (which ? yes : no),
 };
-function plain(of, given) {
-  const shape = given.reduce((most, a) => (a.shape.length > most.length ? a.shape : most), []);
+function plain(of, arrays) {
+  // Numbers go with any array, and an axis of length 1 is repeated along the other's.
+  const shape = arrays.reduce((most, a) => (a.shape.length && most.length ? most.map((side, axis) => (side === 1 ? a.shape[axis] : side)) : [...most, ...a.shape]), []);
+  const given = arrays.map(a => (a.shape.every((side, axis) => side === shape[axis]) ? a : STRUCTURED.broadcast_in_dim({ shape, axes: [...shape.keys()] }, a)));
   const data = new Array(sizeOf(shape));
   for (let i = 0; i < data.length; i++) data[i] = of(...given.map(a => (a.shape.length ? a.data[i] : a.data[0])));
   return { shape, data };
@@ -77,7 +79,8 @@ function reduced(op, a, of) {
     return inner.map(offset => a.data[start + offset]).reduce(of);
   });
 }
-function joined(axis, arrays) {
+function joined(axis, parts) {
+  const full = parts.filter(a => a.data.length), arrays = full.length ? full : parts; // an empty one has lost its shape in JSON
   const shape = [...arrays[0].shape];
   shape[axis] = arrays.reduce((total, a) => total + a.shape[axis], 0);
   return filled(shape, index => {

@@ -1,0 +1,115 @@
+"""`underhood attend`: which earlier steps each output of a network comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from underhood.commands.output import DONE, note, print_json, print_table, require_seed
+from underhood.errors import UnderhoodError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from underhood.identify.maps import AttentionMap
+
+MOST = 5  # steps that the answer names
+
+
+@dataclasses.dataclass(frozen=True)
+class Attend:
+    """Write the attention map of a network on a sequence: which earlier steps each output comes from, and how much of
+    the outputs that explains.
+    """
+
+    network: Annotated[Path, tyro.conf.Positional]
+    """Network or attention to run (safetensors)."""
+    out: Path
+    """File to write: a page (.html), a picture (.png) or arrays (.npz)."""
+    input: Path | None = None
+    """Sequence: .npy of shape (t, d), or .csv with a line for each time step; random unless given."""
+    seed: int | None = None
+    """Seed of the random sequence; 0 unless given."""
+    length: int | None = None
+    """Steps of the random sequence; 64 unless given."""
+    layer: int | None = None
+    """Layer of a stack, counted from 0; all of it unless given."""
+    tokens: Path | None = None
+    """Names of the steps: a text file with a line for each."""
+    reduce: Literal["norm", "sum", "none"] = "norm"
+    """Size of each contribution, sum of its coordinates with their sign, or a map for each head or channel."""
+    force: bool = False
+    """Write over an input, or over a file of another kind."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def run(self) -> int:
+        from underhood.report.attend import SUFFIXES, attend, require_tokens, suffix_of
+        from underhood.storage.files import load
+        from underhood.storage.outputs import require_outputs
+        from underhood.storage.sequences import read_tokens
+
+        kind = SUFFIXES[suffix_of(self.out)]
+        require_outputs((self.out, kind), inputs=(self.network, self.input, self.tokens), force=self.force)
+        network = load(self.network)
+        xs = self._sequence(network.d)
+        tokens = None if self.tokens is None else require_tokens(read_tokens(self.tokens), len(xs))
+        settings = {"layer": self.layer, "reduce": self.reduce, "tokens": tokens, "name": self.network.name}
+        found = attend(network, xs, self.out, **settings)
+        payload = {
+            "kind": found.kind,
+            "completeness": float(found.completeness),
+            "length": len(xs),
+            "layer": self.layer,
+            "reduce": self.reduce,
+            "maps": len(found.names),
+            "largest": _largest(found, tokens),
+            "out": str(self.out),
+        }
+        if self.json:
+            print_json(payload)
+            return DONE
+        print_table("attention map", {**payload, "largest": _told(payload["largest"])})
+        if self.out.suffix.lower() == ".html":
+            note(f"{self.out}: open it in a browser; it works offline")
+        return DONE
+
+    def _sequence(self, d: int) -> np.ndarray:
+        import numpy as np
+
+        from underhood.memory import require_memory
+        from underhood.storage.sequences import read_sequence
+
+        if self.input is not None:
+            if self.seed is not None or self.length is not None:
+                raise UnderhoodError("expected --input, or --seed and --length, not both")
+            return read_sequence(self.input, d)
+        seed, length = self.seed or 0, 64 if self.length is None else self.length
+        require_seed(seed)
+        if length < 1:
+            raise UnderhoodError("expected a length of 1 or more", length, "Use --length 64.")
+        require_memory(8 * length * (length + d), f"a map of {length} steps", "Use a shorter --length.")
+        return np.random.default_rng(seed).normal(size=(length, d))
+
+
+def _largest(found: AttentionMap, tokens: list[str] | None) -> dict[str, Any]:
+    """The row with the most weight, and the steps that it comes from, the largest first; steps count from 0."""
+    import numpy as np
+
+    which, t = divmod(int(np.abs(found.weights).sum(axis=2).argmax()), found.weights.shape[1])
+    row = found.weights[which, t, : t + 1]
+
+    def step(s: int) -> dict[str, Any]:
+        return {"step": s} | ({} if tokens is None else {"token": tokens[s]})
+
+    steps = np.argsort(-np.abs(row), kind="stable")[:MOST].tolist()
+    attends_to = [{**step(s), "weight": float(row[s])} for s in steps]
+    return {"map": found.names[which], **step(t), "attends_to": attends_to}
+
+
+def _told(largest: dict[str, Any]) -> str:
+    steps = [f"{one.get('token', one['step'])} ({one['weight']:.3g})" for one in largest["attends_to"]]
+    return f"step {largest['step']} comes from {', '.join(steps)}"
