@@ -43,7 +43,7 @@ def test_chunks_are_steps(length, delta, empty):
         def chunks(signals):
             if delta:  # l follows from k, as it does in a layer
                 signals = signals._replace(left=-jnp.exp(signals.log_decay)[:, :, None] * signals.k)
-            return memory_scan(state, signals, delta=delta)[0]
+            return memory_scan(state, signals)[0]
 
         def steps(signals):
             if delta:

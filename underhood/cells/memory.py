@@ -45,7 +45,7 @@ class Signals(NamedTuple):
     k: Float[Array, "t h k"]
     v: Float[Array, "t h v"]
     log_decay: Float[Array, "t h"] | Float[Array, "t h k"]
-    left: Float[Array, "t h k"] | None = None  # l of l rᵀ
+    left: Float[Array, "t h k"] | None = None  # l of l rᵀ; where the decay is a number, −a k
     right: Float[Array, "t h k"] | None = None  # r
 
     @property
@@ -63,10 +63,9 @@ def memory_step(state: Memory, now: Signals) -> tuple[Memory, Float[Array, "h v"
     return new, jnp.einsum("hkv,hk->hv", new, now.q)
 
 
-def memory_scan(state: Memory, signals: Signals, *, delta: bool = False) -> tuple[Float[Array, "t h v"], Memory]:
+def memory_scan(state: Memory, signals: Signals) -> tuple[Float[Array, "t h v"], Memory]:
     """A sequence: in chunks where the decay is a number, step by step where it is a diagonal.
 
-    `delta` says that l_t = −a_t k_t, the delta rule: v_t is written less what the memory already answers to r_t.
     A memory that is one wider than the values counts: its last column has values 1, and so have the outputs.
     """
     if state.shape[2] > signals.v.shape[2] and (len(signals.q) == 1 or signals.log_decay.ndim == 3):
@@ -76,7 +75,7 @@ def memory_scan(state: Memory, signals: Signals, *, delta: bool = False) -> tupl
     if length == 1:
         state, output = memory_step(state, jax.tree.map(lambda signal: signal[0], signals))
         return output[None], state
-    if signals.log_decay.ndim == 3 or (signals.left is not None and not delta):
+    if signals.log_decay.ndim == 3:
         state, outputs = jax.lax.scan(memory_step, state, signals)
         return outputs, state
     if length <= CHUNK:
@@ -97,7 +96,7 @@ def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Float[Array, "t h v
     """The heads go first: products of their matrices then need no copies in between."""
     q, k, v = (jnp.swapaxes(one, 0, 1) for one in signals[:3])
     decay, from_start = _decays(signals.log_decay)
-    transposed, empty = jnp.swapaxes(k, 1, 2), isinstance(state, np.ndarray)
+    transposed, empty = jnp.swapaxes(k, 1, 2), isinstance(state, np.ndarray) and not state.any()
     if signals.right is not None:
         r = jnp.swapaxes(signals.right, 0, 1)
         answers = jnp.asarray(np.tri(len(decay[0]), k=-1), decay.dtype)[None] * decay * (r @ transposed)
