@@ -19,7 +19,9 @@ SUITES = (
     "sweep",
     "install",
     "layers",
+    "maps",
     "in_context",
+    "zoo",
 )
 
 

@@ -25,7 +25,7 @@ class Measure(NamedTuple):
     sizes: tuple[tuple[int, int], ...]
     limits: dict[int, Limit]
     second: str = "heads"
-    large: int = 16  # exponents are fitted from this d on
+    large: int = 16  # exponents are fitted from this d on: below it, what every call takes is most of the time
 
 
 def _map_error(found: Any, attention: Any) -> float:
@@ -212,19 +212,22 @@ MEASURES = {
         _decompile,
         ((4, 1), (8, 1), (12, 1), (16, 1), (24, 1), (32, 1), (48, 1), (64, 1)),
         {24: Limit(5, 4), 64: Limit(60, 4)},
+        large=24,
     ),
     "compile": Measure(
         _compile("gated-rnn", sparse=True),
         ((4, 1), (16, 1), (64, 1), (128, 2), (256, 4), (512, 8)),
         {512: Limit(60, 4)},
+        large=64,
     ),
-    "compile gla": Measure(_compile("gla", 64), ((16, 1), (64, 1), (512, 8)), {512: Limit(60, 4)}),
-    "compile mlstm": Measure(_compile("mlstm", 64), ((16, 1), (64, 1), (512, 8)), {512: Limit(60, 4)}),
+    "compile gla": Measure(_compile("gla", 64), ((16, 1), (64, 1), (512, 8)), {512: Limit(60, 4)}, large=64),
+    "compile mlstm": Measure(_compile("mlstm", 64), ((16, 1), (64, 1), (512, 8)), {512: Limit(60, 4)}, large=64),
     "streaming": Measure(_streaming, ((64, 1), (512, 8)), {}),
     "probe": Measure(
         _probe,
         ((4, 1), (8, 1), (16, 1), (32, 1), (64, 1), (128, 2), (256, 4), (512, 8)),
         {16: Limit(3, 0.5), 64: Limit(20, 1), 512: Limit(300, 6)},
+        large=64,
     ),
 } | {
     f"compile {target}": Measure(_compile(target, horizon=100, tolerance=1e-2), tuple((d, 1) for d in sizes), {})

@@ -71,6 +71,8 @@ def growth(rows: Sequence[dict[str, Any]], least: int) -> dict[str, dict[str, fl
     fits = {}
     for quantity, values in (("seconds", [row["seconds"] for row in large]), ("gigabytes", grown)):
         slope, level = np.polyfit(logs, np.log(values), 1)
+        if slope < 0:  # nothing shows beside what every process takes
+            slope, level = 0.0, np.mean(np.log(values))
         fits[quantity] = {"factor": float(np.exp(level)), "exponent": float(slope)}
     return fits
 
@@ -101,19 +103,28 @@ def draw(rows: Sequence[dict[str, Any]], fits: dict[str, Any], path: Path) -> No
 
     figure = new_figure(10, 4.2)
     names = [name for name in MEASURES if fits.get(name) and MEASURES[name].limits]
-    for place, (key, title) in enumerate((("seconds", "time"), ("gigabytes", "memory")), 1):
+    for place, key in enumerate(("seconds", "gigabytes"), 1):
         axes = figure.add_subplot(1, 2, place)
         for index, name in enumerate(names):
             same = [row for row in rows if row["name"] == name]
-            axes.loglog([row["d"] for row in same], [row[key] for row in same], "o", color=f"C{index}", ms=4)
-            sizes = np.unique([row["d"] for row in same if row["d"] >= MEASURES[name].large])
-            fit = fits[name][key]
-            before = 0.0 if key == "seconds" else np.median([row["gigabytes_before"] for row in same])
-            line = before + fit["factor"] * sizes.astype(float) ** fit["exponent"]
-            axes.loglog(sizes, line, color=f"C{index}", label=f"{name}: d^{fit['exponent']:.1f}")
-            asked = [(row["d"], row["limit"][key]) for row in same if row["limit"]]
-            axes.loglog(*zip(*asked, strict=True), "x", color=f"C{index}", ms=7) if asked else None
-        style_curves(axes, "d", key, f"{title}; crosses: asked for")
+            colour, fit = f"C{index}", fits[name][key]
+            axes.loglog([row["d"] for row in same], [row[key] for row in same], "o", color=colour, ms=4)
+            large = sorted((row for row in same if row["d"] >= MEASURES[name].large), key=lambda row: row["d"])
+            line = [
+                fit["factor"] * size_of(row) ** fit["exponent"] + (row["gigabytes_before"] if place == 2 else 0)
+                for row in large
+            ]
+            axes.loglog([row["d"] for row in large], line, color=colour, label=f"{name}: d^{fit['exponent']:.1f}")
+            for d, asked in {(row["d"], row["limit"][key]) for row in same if row["limit"]}:
+                axes.loglog(d, asked, "x", color=colour, ms=7)
+        style_curves(axes, "d", key, f"{key} by size; crosses: asked for")
+        ticks = {
+            "x": (4, 8, 16, 32, 64, 128, 256, 512),
+            "y": ((0.1, 1, 10, 100, 1000), (0.3, 0.5, 1, 2, 4, 6))[place - 1],
+        }
+        axes.set_xticks(ticks["x"], map(str, ticks["x"]))
+        axes.set_yticks(ticks["y"], [f"{one:g}" for one in ticks["y"]])
+        axes.minorticks_off()
         if names:
             axes.legend(fontsize=7)
     figure.savefig(path, dpi=150)

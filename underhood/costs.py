@@ -33,10 +33,29 @@ class Expected(NamedTuple):
         return f"about {_duration(self.seconds)} and {readable(self.bytes)}"
 
 
-COSTS: dict[str, Cost] = {}
+COSTS: dict[str, Cost] = {
+    "levenberg": Cost((0.00022, 4.60), (0.017, 0.69)),
+    "decompile": Cost((2e-06, 4.02), (1.6e-06, 3.02)),
+    "compile": Cost((0.0024, 1.65), (0.00043, 1.53)),
+    "compile lru": Cost((0.0075, 1.63), (1.7e-05, 2.86)),
+    "compile lru-in-out": Cost((0.0025, 1.89), (2.6e-06, 3.36)),
+    "compile lru-in-skip": Cost((0.017, 1.25), (4.5e-06, 3.09)),
+    "compile gru": Cost((7.5e-05, 3.64), (5e-06, 3.38)),
+    "compile griffin": Cost((0.0018, 2.04), (1.2e-06, 3.45)),
+    "compile mingru": Cost((0.00024, 2.83), (4.4e-07, 4.16)),
+    "compile gated-rnn-compact": Cost((1.4e-06, 3.58), (2.9e-07, 3.53)),
+    "compile gated-rnn-minimal": Cost((0.00048, 1.95), (3.4e-06, 2.73)),
+    "compile lstm": Cost((0.0016, 1.70), (6.5e-05, 2.06)),
+    "compile mamba": Cost((0.46, 0.21), (0.031, 0.15)),
+    "compile mamba2": Cost((1.3, 0.01), (0.089, 0.00)),
+    "compile gated-deltanet": Cost((2.1, 0.00), (0.12, 0.00)),
+    "compile rwkv7": Cost((1.4, 0.00), (0.053, 0.00)),
+    "compile mesanet": Cost((1.1, 0.13), (0.1, 0.00)),
+    "compile mamba, heads": Cost((0.00015, 2.46), (2.4e-07, 3.50)),
+}
 
 
-def expected(name: str, size: float, times: int = 1) -> Expected | None:
+def expected(name: str, size: int | float, times: int = 1) -> Expected | None:
     """For `times` runs one after the other; None for what was not measured."""
     cost = COSTS.get(name)
     if cost is None:
@@ -45,7 +64,7 @@ def expected(name: str, size: float, times: int = 1) -> Expected | None:
     return Expected(times * seconds * size**grows, 1e9 * gigabytes * size**widens)
 
 
-def foretold(name: str, size: float, what: str, times: int = 1) -> str | None:
+def foretold(name: str, size: int | float, what: str, times: int = 1) -> str | None:
     """A line to show before the work starts where it is long or large; refused where its memory is not there."""
     cost = expected(name, size, times)
     if cost is None:

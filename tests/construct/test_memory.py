@@ -103,3 +103,15 @@ def test_constants_are_exact_where_they_have_to_be():
             found = np.exp(-np.logaddexp(0, -bias) / normalizer)
             np.testing.assert_allclose(found, decay, rtol=1e-13)
             assert np.array_equal(found[[0, 3]], [0, 1])
+
+
+@pytest.mark.parametrize("name", ("gla", "mlstm"))
+def test_products_of_their_own_are_left_where_they_cost_many_weights(name, monkeypatch):
+    source = uh.random_attention(8, heads=2, d_key=4, seed=0)
+    apart = lowered(name, source).model
+    monkeypatch.setattr(memory, "MOST_ROWS", 0)
+    asked = []
+    monkeypatch.setattr(memory, "singles", lambda *_: asked.append(1))
+    together = lowered(name, source)
+    assert not asked and together.model.hidden >= apart.hidden
+    assert measure(source, together.model, FLOAT64).max_rel_error <= 1e-13

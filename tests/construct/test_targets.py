@@ -5,11 +5,13 @@ import pytest
 
 import underhood as uh
 from tests.construct.test_compile import gated_source
+from underhood.construct import forms
 from underhood.construct.envelope import Envelope
 from underhood.construct.lowered import Lowered
 from underhood.construct.targets import ATTENTION, GATED, LINEARISED, TARGETS, register_target, source_kind
 from underhood.construct.ways import either, through_form
 from underhood.errors import NotConstructible, UnderhoodError
+from underhood.memory import NotEnoughMemory
 from underhood.registry import Registry
 
 
@@ -53,3 +55,15 @@ def test_the_second_way_is_taken_only_where_it_is_asked_for():
     lowered = way(uh.random_attention(2), Envelope(4.0, 10, np.dtype(np.float64)), 1)
     assert lowered.model == "first" and not asked
     assert lowered.otherwise().model == "second" and asked == ["second"]
+
+
+def test_a_second_way_that_is_too_large_leaves_the_first(monkeypatch):
+    source = uh.random_attention(3, seed=0)
+    # The tolerance is just met: so near to it, a second way is tried where there is one.
+    tolerance = 1.1 * uh.compile(source, to="lstm", horizon=10, tolerance=1e-2).max_rel_error
+    better = uh.compile(source, to="lstm", horizon=10, tolerance=tolerance)
+    monkeypatch.setattr(forms, "MOST_BYTES", 10)
+    first = uh.compile(source, to="lstm", horizon=10, tolerance=tolerance)
+    assert first.verified and first.max_rel_error > better.max_rel_error
+    with pytest.raises(NotEnoughMemory, match="18 products of coordinates"):
+        forms.coordinates(source)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Inexact
 
 from underhood.arrays import DType
 from underhood.model import AbstractModel
@@ -26,7 +26,7 @@ from underhood.model import AbstractModel
 CHUNK = 32  # the paper's sequence length: one chunk, so the loop disappears
 MOST_HEADS = 4
 
-Memory = Float[Array | np.ndarray, "h k v"]  # NumPy's only where it is empty
+Memory = Inexact[Array | np.ndarray, "h k v"]  # NumPy's only where it is empty
 
 
 def empty_memory(heads: int, d_key: int, d_value: int, dtype: DType) -> Memory:
@@ -40,12 +40,12 @@ Gates = tuple[Array, Array, Array, Array | None, Array | None]
 class Signals(NamedTuple):
     """What a layer hands to its memory, for all heads and each step of a sequence."""
 
-    q: Float[Array, "t h k"]
-    k: Float[Array, "t h k"]
-    v: Float[Array, "t h v"]
-    log_decay: Float[Array, "t h"] | Float[Array, "t h k"]
-    left: Float[Array, "t h k"] | None = None  # l of l rᵀ
-    right: Float[Array, "t h k"] | None = None  # r
+    q: Inexact[Array, "t h k"]
+    k: Inexact[Array, "t h k"]
+    v: Inexact[Array, "t h v"]
+    log_decay: Inexact[Array, "t h"] | Inexact[Array, "t h k"]
+    left: Inexact[Array, "t h k"] | None = None  # l of l rᵀ
+    right: Inexact[Array, "t h k"] | None = None  # r
 
     @property
     def gates(self) -> Gates:
@@ -53,7 +53,7 @@ class Signals(NamedTuple):
         return self.q, self.k, self.log_decay, self.left, self.right
 
 
-def memory_step(state: Memory, now: Signals) -> tuple[Memory, Float[Array, "h v"]]:
+def memory_step(state: Memory, now: Signals) -> tuple[Memory, Inexact[Array, "h v"]]:
     """One step; the signals have no axis of time."""
     decay = jnp.exp(now.log_decay)
     new = (decay[:, None, None] if decay.ndim == 1 else decay[:, :, None]) * state + now.k[:, :, None] * now.v[:, None]
@@ -62,7 +62,7 @@ def memory_step(state: Memory, now: Signals) -> tuple[Memory, Float[Array, "h v"
     return new, jnp.einsum("hkv,hk->hv", new, now.q)
 
 
-def memory_scan(state: Memory, signals: Signals, *, delta: bool = False) -> tuple[Float[Array, "t h v"], Memory]:
+def memory_scan(state: Memory, signals: Signals, *, delta: bool = False) -> tuple[Inexact[Array, "t h v"], Memory]:
     """A sequence: in chunks where the decay is a number, step by step where it is a diagonal.
 
     `delta` says that l_t = −a_t k_t, the delta rule: v_t is written less what the memory already answers to r_t.
@@ -92,7 +92,7 @@ def memory_scan(state: Memory, signals: Signals, *, delta: bool = False) -> tupl
     return outputs.reshape(chunks * CHUNK, *outputs.shape[2:])[:length], state
 
 
-def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Float[Array, "t h v"]]:
+def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Inexact[Array, "t h v"]]:
     """The heads go first: products of their matrices then need no copies in between."""
     q, k, v = (jnp.swapaxes(one, 0, 1) for one in signals[:3])
     decay, from_start = _decays(signals.log_decay)
@@ -114,7 +114,7 @@ def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Float[Array, "t h v
     return new, jnp.swapaxes(outputs, 0, 1)
 
 
-def _decays(log_decay: Float[Array, "t h"]) -> tuple[Float[Array, "h t t"], Float[Array, "h t"]]:
+def _decays(log_decay: Inexact[Array, "t h"]) -> tuple[Inexact[Array, "h t t"], Inexact[Array, "h t"]]:
     """D[t, s] = exp(Σ_{s<r≤t} log a_r) for s ≤ t, else 0; and exp(Σ_{r≤t} log a_r)."""
     length, dtype = len(log_decay), log_decay.dtype
     step = np.arange(length)

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Inexact
+from jaxtyping import Array, Inexact
 
 from underhood.cells.memory import Signals, memory_scan
 
@@ -48,7 +48,7 @@ def _columns(signals: Signals, most: int) -> Iterator[Tile]:
 
 
 @jax.jit
-def remember(signals: Signals) -> Float[Array, "t h v"]:
+def remember(signals: Signals) -> Inexact[Array, "t h v"]:
     """The memory's outputs from an empty one."""
     sizes = (*signals.q.shape[1:], signals.v.shape[2])
     return memory_scan(jnp.zeros(sizes, jnp.result_type(*signals[:4])), signals)[0]

@@ -25,8 +25,8 @@ TANGENTS = 2**28  # bytes of a Jacobian that are made at once
 
 
 def attention_map(
-    model: AbstractModel,
-    xs: Float[np.ndarray, "t d"],
+    model: Any,
+    xs: Any,
     *,
     layer: int | None = None,
     reduce: Reduce = "norm",
