@@ -20,6 +20,7 @@ SUITES = (
     "install",
     "layers",
     "in_context",
+    "zoo",
 )
 
 

@@ -1,10 +1,12 @@
 """Today's layers against the public modules' own CPU paths: a training step, and a step of a stream.
 
-    python -m benchmarks layers [mamba …]
+    python -m benchmarks.layers [mamba …] [--threads default]
 
-A training step is the gradient of a mean square in all weights: batch 64, t = 32, width 64, float32. A stream takes one
-input a step, from the state that the last one left; here `jax.jit` of the step. Both sides have the same weights, take
-turns in one run, and are timed by the processor time they use, which other programs on the machine do not add to.
+A training step is the gradient of a mean square in all weights: batch 64, t = 32, width 64, float32, no optimiser. A
+stream takes one input a step, from the state that the last one left: `cell.step(state, x)`, arrays of NumPy in and out.
+Both sides have the same weights and take turns in one run. With one thread each, they are timed by the processor time
+they use, which other programs on the machine do not add to; with the threads that either library takes by itself, by
+the clock. `products` is the time of the layer's matrix products alone, forwards and backwards: what is left to gain.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ |= {"NPROC": "1", "OMP_NUM_THREADS": "1"}  # one core each, before either library starts its threads
+# Before either library starts its threads.
+os.environ |= {} if "--threads" in sys.argv else {"NPROC": "1", "OMP_NUM_THREADS": "1"}
 
 import equinox as eqx
 import jax
@@ -27,7 +30,8 @@ from underhood.interop.bridges import bridge_of, to_module
 from underhood.model import ARCHITECTURES
 
 BATCH, LENGTH, WIDTH = 64, 32, 64
-LAYERS = ("mamba", "griffin", "mingru")
+ONE_THREAD = "--threads" not in sys.argv
+LAYERS = ("mamba", "mamba2", "griffin", "mingru", "gated-deltanet", "mlstm")
 FASTER = 5.0  # what a training step must be
 
 
@@ -64,29 +68,70 @@ def training_steps(cell: Any, xs: np.ndarray, wanted: np.ndarray) -> dict[str, C
     return {"public": theirs, "here": ours}
 
 
+def products(cell: Any, xs: np.ndarray) -> Callable[[], Any]:
+    """W x for every matrix of the weights, x of the right width, and the two products that its gradient takes.
+
+    Block-diagonal weights count as their blocks. The products of states, queries and keys are not in it.
+    """
+    tokens, random = BATCH * LENGTH, np.random.default_rng(1)
+    matrices = [w for leaf in jax.tree.leaves(cell) if leaf.ndim > 1 for w in leaf.reshape(-1, *leaf.shape[-2:])]
+    pairs = [
+        [jnp.asarray(random.normal(size=(tokens, size)), jnp.float32) for size in w.shape]
+        for w in matrices
+        if w.shape[1] > 4  # a kernel of a convolution is no matrix
+    ]
+    matrices = [w for w in matrices if w.shape[1] > 4]
+
+    @jax.jit
+    def all_products(matrices: Any, pairs: Any) -> Any:
+        return [(x @ w.T, g @ w, g.T @ x) for w, (g, x) in zip(matrices, pairs, strict=True)]
+
+    return lambda: jax.block_until_ready(all_products(matrices, pairs))
+
+
 def stream_steps(name: str, cell: Any, x: np.ndarray) -> dict[str, Callable[[], Any]]:
     """One step from a state; theirs with the cache or state that their module takes for it."""
-    compiled, one = jax.jit(lambda state, x: cell.step(state, x)), jnp.asarray(x[4])
-    state = [cell.scan(x[:4])[1]]
+    state, one = [cell.scan(x[:4])[1]], x[4]
 
     def ours() -> Any:
-        state[0], y = compiled(state[0], one)
-        return jax.block_until_ready(y)
+        state[0], y = cell.step(state[0], one)
+        return y
 
     return {"public": STREAMS[name](to_module(cell), x), "here": ours}
 
 
-def _mamba_stream(module: Any, x: np.ndarray) -> Callable[[], Any]:
+def _cached_stream(module: Any, x: np.ndarray) -> Callable[[], Any]:
     import torch
     from transformers.cache_utils import DynamicCache
 
-    cache, one = DynamicCache(config=module.config), torch.from_numpy(x[4:5])[None]
+    config = getattr(module, "config", None) or _qwen_config(module)
+    cache, one = DynamicCache(config=config), torch.from_numpy(x[4:5])[None]
     with torch.no_grad():
         module(torch.from_numpy(x[:4])[None], cache_params=cache)
 
     def step() -> Any:
         with torch.no_grad():
             return module(one, cache_params=cache)
+
+    return step
+
+
+def _qwen_config(module: Any) -> Any:
+    """A cache asks the configuration which layers there are; the layer does not keep it."""
+    from transformers import Qwen3NextConfig
+
+    return Qwen3NextConfig(num_hidden_layers=1, layer_types=["linear_attention"])
+
+
+def _mlstm_stream(module: Any, x: np.ndarray) -> Callable[[], Any]:
+    import torch
+
+    one, state = torch.from_numpy(x[4:5])[None], [{}]
+
+    def step() -> Any:
+        with torch.no_grad():
+            y, state[0] = module.step(one, **state[0])
+            return y
 
     return step
 
@@ -121,18 +166,29 @@ def _mingru_stream(module: Any, x: np.ndarray) -> Callable[[], Any]:
     return step
 
 
-STREAMS = {"mamba": _mamba_stream, "griffin": _griffin_stream, "mingru": _mingru_stream}
+STREAMS = {
+    "mamba": _cached_stream,
+    "mamba2": _cached_stream,
+    "gated-deltanet": _cached_stream,
+    "griffin": _griffin_stream,
+    "mingru": _mingru_stream,
+    "mlstm": _mlstm_stream,
+}
 
 
 def main(names: list[str]) -> int:
     random = np.random.default_rng(0)
     xs, wanted = (random.normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32) for _ in range(2))
+    clock = time.process_time if ONE_THREAD else time.perf_counter
     rows = []
     for name in names or LAYERS:
         cell = cell_of(name)
         training, stream = (
-            best_seconds({which: (step, 1) for which, step in steps.items()}, rounds=10, clock=time.process_time)
-            for steps in (training_steps(cell, xs, wanted), stream_steps(name, cell, xs[0]))
+            best_seconds({which: (step, 1) for which, step in steps.items()}, rounds=10, clock=clock)
+            for steps in (
+                training_steps(cell, xs, wanted) | {"products": products(cell, xs)},
+                stream_steps(name, cell, xs[0]),
+            )
         )
         row = {
             "layer": name,
@@ -143,9 +199,10 @@ def main(names: list[str]) -> int:
         }
         rows.append(row)
         print(row, flush=True)
-    store("layers", rows, {"batch": BATCH, "length": LENGTH, "width": WIDTH, "must_be_faster": FASTER})
+    settings = {"batch": BATCH, "length": LENGTH, "width": WIDTH, "must_be_faster": FASTER}
+    store("layers" if ONE_THREAD else "layers-default-threads", rows, settings)
     return int(any(row["training_faster"] < FASTER or row["stream_faster"] < 1 for row in rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main([name for name in sys.argv[1:] if name in LAYERS]))

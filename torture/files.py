@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from torture import healthy, mutate
+from torture import checkpoints, healthy, mutate
 from torture.attempt import ANSWERED, PATIENCE, REFUSED, attempt, guarded
 from torture.children import Child, command, in_processes
 from torture.tally import Tally
@@ -88,6 +88,14 @@ def attend_case(files: dict[str, bytes], random: Random, folder: Path, harm: boo
     tokens, out = folder / "tokens.txt", folder / "out.npz"
     arguments = ["attend", folder / "network", "--input", sequence, "--tokens", tokens, "--out", out, "--json"]
     return Case(command(*arguments), out, damaged)
+
+
+def checkpoint_case(folders: dict[str, checkpoints.Files], random: Random, folder: Path, harm: bool) -> Case:
+    """A checkpoint folder, through import."""
+    name = random.choice(list(folders))
+    files, layer, what = checkpoints.damaged(folders[name], random) if harm else (folders[name], 0, "sound")
+    source, out = checkpoints.written(files, folder / "model"), folder / "out.safetensors"
+    return Case(command("import", source, "--layer", layer, "--out", out, "--json"), out, f"{name}, {what}")
 
 
 def spec_case(text: str, random: Random, folder: Path, harm: bool) -> Case:
@@ -177,16 +185,17 @@ def levenberg_case(files: dict[str, bytes], random: Random, folder: Path, harm: 
 def readers() -> dict[str, tuple[float, Prepare]]:
     """name → (share of the inputs, how one is prepared)."""
     # In children: here, a network or a task would start jax's threads, and what is forked later would hang.
-    sound = [healthy.model_files, _foreign, partial(healthy.results_of, healthy.SPEC)]
-    models, foreign, results = in_processes(sound, 2)
+    sound = [healthy.model_files, _foreign, checkpoints.sound, partial(healthy.results_of, healthy.SPEC)]
+    models, foreign, folders, results = in_processes(sound, 2)
     with tempfile.TemporaryDirectory() as temporary:
         run = healthy.run_folder(Path(temporary, "run"))
         second = healthy.run_folder(Path(temporary, "second"), healthy.LEVENBERG)
     text = json.dumps(healthy.SPEC)
     return {
-        "model files (safetensors)": (0.31, partial(model_case, models)),
-        "weights of torch and numpy (.pt, .npz, safetensors)": (0.25, partial(foreign_case, foreign)),
+        "model files (safetensors)": (0.29, partial(model_case, models)),
+        "weights of torch and numpy (.pt, .npz, safetensors)": (0.2, partial(foreign_case, foreign)),
         "sequences and tokens (.npy, .csv, text)": (0.04, partial(attend_case, healthy.sequence_files(models))),
+        "checkpoint folders of transformers": (0.07, partial(checkpoint_case, folders)),
         "sweep specifications (JSON)": (0.15, partial(spec_case, text)),
         "sweep results (JSON lines)": (0.1, partial(store_case, healthy.SPEC, results)),
         "run folders (log, settings, checkpoints)": (0.1, partial(run_case, run, False)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -18,8 +18,6 @@ import jax.core
 import numpy as np
 
 from underhood.arrays import dtype_of
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Prepared(NamedTuple):
@@ -75,15 +73,18 @@ def jitted(method: Callable[..., Any], model: Any, *arguments: Any) -> Any:
     return method(model, *arguments)
 
 
-class _Unwrapped:
-    def __init__(self, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, function)
-        self.function = function
+if TYPE_CHECKING:
+    Method = TypeVar("Method", bound=Callable[..., Any])
 
-    def __get__(self, instance: Any, owner: Any = None) -> Callable[..., Any]:
-        return self.function if instance is None else functools.partial(self.function, instance)
+    def unwrapped(method: Method) -> Method: ...
+else:
 
+    class unwrapped:
+        """A plain method. One that equinox has wrapped makes a module of itself whenever it is named: 60 µs."""
 
-def unwrapped(function: Method) -> Method:
-    """Decorator: a plain method. One that equinox has wrapped makes a module of itself, 60 µs, whenever it is named."""
-    return cast(Method, _Unwrapped(function))
+        def __init__(self, function: Callable[..., Any]) -> None:
+            functools.update_wrapper(self, function)
+            self.function = function
+
+        def __get__(self, instance: Any, owner: Any = None) -> Callable[..., Any]:
+            return self.function if instance is None else functools.partial(self.function, instance)

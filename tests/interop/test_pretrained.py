@@ -114,6 +114,7 @@ def test_layers_out_of_range_are_refused(saved, layer):
         ({"model_type": None}, "no bridge for the model type None"),
         ({"sliding_dance": 3}, "unknown field 'sliding_dance'"),
         ({"num_hidden_layers": "three"}, "whole number num_hidden_layers; got 'three'"),
+        ({"hidden_size": 13}, "expected hidden_size 12, as layer 0 has it; got 13"),
         ({"hidden_act": "mish"}, "expected the setting hidden_act to be 'silu' or 'swish'; got 'mish'"),
     ],
 )

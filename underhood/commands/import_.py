@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
 from underhood.commands.output import DONE, print_json, print_table
+from underhood.errors import UnderhoodError
+
+if TYPE_CHECKING:
+    from underhood.model import AbstractModel
 
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """Read a torch state dict, or attention weights of torch or numpy, and write a model.
+    """Read a torch state dict, attention weights, or a layer of a checkpoint folder, and write a model.
 
-    Reads safetensors and .npz; .pt only as weights: a pickle that would run code is refused and does not run.
+    Reads safetensors and .npz; .pt only as weights: a pickle that would run code is refused and does not run. Of a
+    folder in transformers' format it reads config.json and the safetensors of one layer, and runs no code.
     """
 
     name: ClassVar[str] = "import"
 
     weights: Annotated[Path, tyro.conf.Positional]
-    """File with named tensors: safetensors, .pt or .npz."""
-    kind: str
-    """Kind of the model, such as lstm or gru (torch's), gated-rnn or attention; `--kind list` names them all."""
+    """File with named tensors (safetensors, .pt or .npz), or checkpoint folder in transformers' format."""
     out: Path
     """File to write (safetensors)."""
+    kind: str | None = None
+    """Kind of the model in a file, such as lstm or gru (torch's), gated-rnn or attention; `--kind list` names all."""
+    layer: int | None = None
+    """Layer of a checkpoint folder, from 0 on."""
     part: str = ""
     """Prefix of the tensors to read, or entry of the file that holds them."""
     heads: int = 1
@@ -40,14 +47,32 @@ class Import:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.interop.torch_import import import_model
         from underhood.storage.files import save, sizes_of
         from underhood.storage.outputs import MODEL, require_outputs
 
         require_outputs((self.out, MODEL), inputs=(self.weights,), force=self.force)
-        options = {name: getattr(self, name) for name in ("part", "heads", "embedding", "readout")}
-        model = import_model(self.weights, self.kind, **options)
-        save(model, self.out, provenance={"command": "import", "weights": self.weights.name, "kind": self.kind})
+        model = self._of_folder() if self.weights.is_dir() else self._of_file()
+        chosen = {"kind": self.kind} if self.layer is None else {"layer": self.layer}
+        save(model, self.out, provenance={"command": "import", "weights": self.weights.name, **chosen})
         payload = {"kind": model.kind, **sizes_of(model), "out": str(self.out)}
         print_json(payload) if self.json else print_table(f"{self.weights.name} → {model.kind}", payload)
         return DONE
+
+    def _of_folder(self) -> AbstractModel:
+        from underhood.interop.pretrained import from_pretrained
+
+        if self.kind is not None:
+            raise UnderhoodError("--kind is for files: config.json of a folder names its kind", remedy="Leave it out.")
+        if self.layer is None:
+            raise UnderhoodError(f"{self.weights} is a folder of many layers", remedy="Use --layer 0.")
+        return from_pretrained(self.weights, self.layer)
+
+    def _of_file(self) -> AbstractModel:
+        from underhood.interop.torch_import import import_model
+
+        if self.layer is not None:
+            raise UnderhoodError("--layer is for checkpoint folders", f"the file {self.weights}", "Leave it out.")
+        if self.kind is None:
+            raise UnderhoodError("a file of weights does not say what they are", remedy="Use --kind; `--kind list`.")
+        options = {name: getattr(self, name) for name in ("part", "heads", "embedding", "readout")}
+        return import_model(self.weights, self.kind, **options)

@@ -1,8 +1,8 @@
 """Associative recall: … k_1 v_1 … k_4 v_4 … k_i → v_i, with silence between the pairs.
 
 A token is a row of a table of N(0, 1) numbers that does not change; the network gives a score for each token, and the
-loss is the cross-entropy −log softmax(scores)[v_i] in nats. What a network knows shows in it: log(V/2) is that the answer
-is a value, log(pairs) that it is one of those shown, and 0 which.
+loss is the cross-entropy −log softmax(scores)[v_i] in nats. What a network knows shows in it: log(V/2) is that the
+answer is a value, log(pairs) that it is one of those shown, and 0 which.
 """
 
 from __future__ import annotations

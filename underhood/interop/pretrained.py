@@ -48,10 +48,15 @@ def from_pretrained(folder: str | os.PathLike[str], layer: int = 0) -> Any:
         raise UnderhoodError(f"expected a layer from 0 to {layers - 1}", layer)
     tensors = _layer_tensors(folder, bridge.prefix.format(layer=layer))
     try:
-        return bridge.read(tensors, config)
+        cell = bridge.read(tensors, config)
     except UnderhoodError as error:
         what = f"layer {layer} of {folder} is no {bridge.public.rsplit('.', 1)[1]}: {error.rule}"
         raise UnderhoodError(what, error.got, error.remedy) from None
+    if config.get("hidden_size", cell.d) != cell.d:
+        raise UnderhoodError(
+            f"{folder / CONFIG}: expected hidden_size {cell.d}, as layer {layer} has it", config["hidden_size"]
+        )
+    return cell
 
 
 def _bridge(path: Path, config: dict[str, Any]) -> Bridge:

@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 
     from underhood.report.charts import Chart, Panel
 
-HOMES = ("teacher", "regression", "constructions", "sweeps", "zoo")  # modules of this folder that register artifacts
-BUDGETS = ("quick", "laptop", "paper")
+HOMES = (
+    "teacher",
+    "regression",
+    "constructions",
+    "sweeps",
+    "zoo",
+    "discovery",
+)  # modules of this folder that register artifacts
+BUDGETS = ("quick", "laptop", "overnight", "paper")
 
 
 @dataclasses.dataclass(frozen=True)

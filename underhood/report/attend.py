@@ -49,7 +49,7 @@ def attend(
         require_page(len(np.atleast_1d(xs)))
     found = attention_map(model, xs, layer=layer, reduce=reduce)
     if suffix == ".html":
-        maps = {**all_maps(model, xs, layer), reduce: found}
+        maps = all_maps(model, xs, layer)
         content = page(maps, tokens, name=name, what=described(model, layer), chosen=reduce).encode()
     else:
         content = archive(found, tokens) if suffix == ".npz" else draw_map(found, tokens, name)
@@ -90,8 +90,8 @@ def require_page(length: int) -> None:
 def archive(found: AttentionMap, tokens: Sequence[str] | None) -> bytes:
     """All maps, what they leave unexplained at each step, and their names, as NumPy reads them."""
     buffer = io.BytesIO()
-    arrays = {"weights": found.weights, "completeness": np.float64(found.completeness), "kind": np.array(found.kind)}
-    arrays |= {"completeness_steps": found.completeness.steps, "names": np.array(found.names)}
+    arrays: dict[str, Any] = {"weights": found.weights, "names": np.array(found.names), "kind": np.array(found.kind)}
+    arrays |= {"completeness": np.array(float(found.completeness)), "completeness_steps": found.completeness.steps}
     np.savez_compressed(buffer, **arrays, **({} if tokens is None else {"tokens": np.array(tokens)}))
     return buffer.getvalue()
 

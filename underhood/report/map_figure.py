@@ -17,13 +17,13 @@ from underhood.report.drawing import FAINT, NEGATIVE, POSITIVE, new_figure, text
 SIGNED = LinearSegmentedColormap.from_list("signed", [NEGATIVE, "#f2b3ac", "#ffffff", "#a9c9e8", POSITIVE])
 SIZES = LinearSegmentedColormap.from_list("sizes", ["#ffffff", "#a9c9e8", POSITIVE, "#0b2f57"])
 LATER = "#f4f4f2"  # steps that are yet to come
-PANELS, COLUMNS = 16, 4  # most maps of a picture, and how many side by side
+PANELS, COLUMNS = 12, 4  # most maps of a picture, and how many side by side
 LABELLED, LONGEST = 64, 12  # steps that have a name each, and letters of a name
 SIDE, GAP, SPACE = 5.2, 1.1, 0.9  # inches: of a map, between maps, around them
 
 
 def draw_map(found: AttentionMap, tokens: Sequence[str] | None, title: str) -> bytes:
-    """The picture as PNG: every map beside its colours, at most sixteen of them."""
+    """The picture as PNG: every map beside its colours, at most twelve of them."""
     shown = len(found.names[:PANELS])
     columns = min(shown, COLUMNS)
     rows, side = -(-shown // columns), SIDE if shown == 1 else SIDE / 1.6

@@ -107,15 +107,19 @@ def in_public_class(model: AbstractModel, source: LinearAttention) -> tuple[str 
     found = [bridges.public_form(cell) for cell in cells]
     if any(one is None for one in found):
         return None, None
-    from underhood.interop.torch import as_callable
-
     # Compiled for float32: scales that suit float64 would be lost in it.
     narrow = compile(source, to=_name_of(model), dtype="float32", horizon=HORIZON, input_bound=INPUT_BOUND).model
-    function = as_callable(bridges.to_module(as_dtype(narrow, np.float32)))
+    return found[0][0].public.rpartition(".")[2], public_error(narrow, source)  # type: ignore[index]
+
+
+def public_error(model: AbstractModel, source: LinearAttention) -> float:
+    """The error of these weights inside the public class in float32, over the largest output."""
+    from underhood.interop.torch import as_callable
+
+    function = as_callable(bridges.to_module(as_dtype(model, np.float32)))
     xs = np.random.default_rng(SEED).uniform(-INPUT_BOUND, INPUT_BOUND, (HORIZON, source.d)).astype(np.float32)
     expected = np.asarray(source(xs.astype(np.float64)))
-    error = np.max(np.abs(function(xs) - expected)) / np.max(np.abs(expected))
-    return found[0][0].public.rpartition(".")[2], float(error)  # type: ignore[index]
+    return float(np.max(np.abs(function(xs) - expected)) / np.max(np.abs(expected)))
 
 
 def _name_of(model: AbstractModel) -> str:
