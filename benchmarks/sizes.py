@@ -126,7 +126,7 @@ def draw(rows: Sequence[dict[str, Any]], fits: dict[str, Any], path: Path) -> No
         axes.set_yticks(ticks["y"], [f"{one:g}" for one in ticks["y"]])
         axes.minorticks_off()
         if names:
-            axes.legend(fontsize=7)
+            axes.legend(fontsize=7, loc=("lower right", "center left")[place - 1])
     figure.savefig(path, dpi=150)
 
 

@@ -15,7 +15,7 @@ from underhood.construct.envelope import Envelope
 from underhood.construct.forms import heads_of
 from underhood.construct.targets import ATTENTION, GATED, source_kind
 
-# Steps, and numbers remembered times steps, of a probe: beyond them the bound speaks alone, and `measured_steps` says so.
+# Steps, and numbers remembered times steps, of a probe: beyond, the bound speaks alone, and `measured_steps` says so.
 LONGEST_PROBE, MOST_STATES = 20_000, 20_000_000
 FEW_INPUTS = 64  # up to which corners are searched one flip at a time, from several starts
 
