@@ -146,7 +146,8 @@ def sizes(results: Path) -> str:
             name, d = one["name"].rsplit(" ", 1)
             asked, met = f"{limit['seconds']:g}, {limit['gigabytes']:g}", f"{one['met']} of {one['of']}"
             error = "" if one["error"] is None else _text(one["error"])
-            times = f"{one['most_seconds']:.2g} | {one['gigabytes']:.2g}"
+            seconds = format(one["most_seconds"], ".0f" if one["most_seconds"] >= 10 else ".2g")
+            times = f"{seconds} | {one['gigabytes']:.2g}"
             lines.append(f"| {name}, d = {d} | {times} | {asked} | {error} | {met} |")
     return "\n".join(lines)
 
@@ -154,12 +155,11 @@ def sizes(results: Path) -> str:
 def exponents(results: Path) -> str:
     """seconds ~ d^a and gigabytes ~ d^b, for the larger sizes."""
     record = json.loads((results / "bench" / "sizes.json").read_text())
-    lines = ["| | measured from d | to | time grows as | memory as |", "|---|---|---|---|---|"]
+    lines = ["| | fitted to d = | time grows as | memory as |", "|---|---|---|---|"]
     for name, fit in record["growth"].items():
         if fit and name != "streaming":
-            from_, to = (end(row["d"] for row in record["rows"] if row["name"] == name) for end in (min, max))
             powers = " | ".join(f"d^{fit[key]['exponent']:.1f}" for key in ("seconds", "gigabytes"))
-            lines.append(f"| {name} | {from_} | {to} | {powers} |")
+            lines.append(f"| {name} | {fit['from']} to {fit['to']} | {powers} |")
     return "\n".join(lines)
 
 
