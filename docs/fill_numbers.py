@@ -205,12 +205,12 @@ def exponents(results: Path) -> str:
 
 
 def decays(results: Path) -> str:
-    """What several weight decays and penalties leave of a student."""
-    head = "| | held-out loss | hidden neurons | pre-readout neurons | polynomial distance |"
+    """What several weight decays leave of a student."""
+    head = "| decay | held-out loss | hidden neurons | pre-readout neurons | polynomial distance |"
     lines = [head, "|---|---|---|---|---|"]
     for one in json.loads((results / "bench" / "decays.json").read_text())["students"]:
         left = f"{one['hidden']} | {one['pre_readout']} | {_text(one['polynomial_distance'])}"
-        lines.append(f"| {one['name']} | {_text(one['held_out_loss'])} | {left} |")
+        lines.append(f"| {one['weight_decay']:g} | {_text(one['held_out_loss'])} | {left} |")
     return "\n".join(lines)
 
 
