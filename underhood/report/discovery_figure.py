@@ -45,8 +45,8 @@ def draw_discovery(found: Sequence[Finding], levels: dict[str, dict[str, float]]
     text = "What does each architecture find?  Loss of the best network; grey lines are what algorithms cost"
     figure.text(0.125, 0.995, text, fontsize=11, color=INK, va="top", weight="bold")
     caption = (
-        "●  from random weights   ◇  trained from compiled weights, each off by 1 %   ▷  the same, and gone far off the "
-        "scale.   Words: the nearest attention or algorithm, and its R²."
+        "●  from random weights   ◇  trained from compiled weights, each off by 1 %   ▷  the same, and gone far off "
+        "the scale.   Words: the nearest attention or algorithm, and its R²."
     )
     figure.text(0.125, 0.01, caption, fontsize=8.5, color=FAINT, va="bottom")
     figure.subplots_adjust(top=0.86, bottom=0.13)
