@@ -19,6 +19,7 @@ SUITES = (
     "sweep",
     "install",
     "layers",
+    "maps",
     "in_context",
     "zoo",
 )

@@ -188,7 +188,8 @@ def sizes(results: Path) -> str:
             name, d = one["name"].rsplit(" ", 1)
             asked, met = f"{limit['seconds']:g}, {limit['gigabytes']:g}", f"{one['met']} of {one['of']}"
             error = "" if one["error"] is None else _text(one["error"])
-            times = f"{one['most_seconds']:.2g} | {one['gigabytes']:.2g}"
+            seconds = format(one["most_seconds"], ".0f" if one["most_seconds"] >= 10 else ".2g")
+            times = f"{seconds} | {one['gigabytes']:.2g}"
             lines.append(f"| {name}, d = {d} | {times} | {asked} | {error} | {met} |")
     return "\n".join(lines)
 
@@ -196,22 +197,21 @@ def sizes(results: Path) -> str:
 def exponents(results: Path) -> str:
     """seconds ~ d^a and gigabytes ~ d^b, for the larger sizes."""
     record = json.loads((results / "bench" / "sizes.json").read_text())
-    lines = ["| | measured from d | to | time grows as | memory as |", "|---|---|---|---|---|"]
+    lines = ["| | fitted to d = | time grows as | memory as |", "|---|---|---|---|"]
     for name, fit in record["growth"].items():
         if fit and name != "streaming":
-            from_, to = (end(row["d"] for row in record["rows"] if row["name"] == name) for end in (min, max))
             powers = " | ".join(f"d^{fit[key]['exponent']:.1f}" for key in ("seconds", "gigabytes"))
-            lines.append(f"| {name} | {from_} | {to} | {powers} |")
+            lines.append(f"| {name} | {fit['from']} to {fit['to']} | {powers} |")
     return "\n".join(lines)
 
 
 def decays(results: Path) -> str:
-    """What several weight decays and penalties leave of a student."""
-    head = "| | held-out loss | hidden neurons | pre-readout neurons | polynomial distance |"
+    """What several weight decays leave of a student."""
+    head = "| decay | held-out loss | hidden neurons | pre-readout neurons | polynomial distance |"
     lines = [head, "|---|---|---|---|---|"]
     for one in json.loads((results / "bench" / "decays.json").read_text())["students"]:
         left = f"{one['hidden']} | {one['pre_readout']} | {_text(one['polynomial_distance'])}"
-        lines.append(f"| {one['name']} | {_text(one['held_out_loss'])} | {left} |")
+        lines.append(f"| {one['weight_decay']:g} | {_text(one['held_out_loss'])} | {left} |")
     return "\n".join(lines)
 
 

@@ -6,9 +6,10 @@ A_t is a number a_t, a diagonal diag(a_t), or one of them plus a matrix of rank 
     GLA                      a diagonal          RWKV-7          a diagonal and −(κ ⊙ a) κᵀ
 
 Decays come as logarithms, finite and at most 0. With a number, `memory_scan` does a chunk of the sequence in a few
-products of matrices: with D[t, s] = a_{s+1} ⋯ a_t, o = (D ⊙ q kᵀ) v and what the state before the chunk adds. With rank
-one, S_t = Σ_s D[t, s] (k_s v_sᵀ + l_s u_sᵀ) where u_t = S_{t-1}ᵀ r_t: a triangular system for u. Each log D[t, s] is
-the sum of its own terms; a difference of cumulative sums would lose the digits that small decays need.
+products of matrices: with D[t, s] = a_{s+1} ⋯ a_t, o = (D ⊙ q kᵀ) v and what the state before the chunk adds. In the
+delta rule, l_t = −a_t k_t, what is written is w_t = v_t − a_t S_{t-1}ᵀ r_t instead of v_t: a triangular system,
+w + (D ⊙ r kᵀ below the diagonal) w = v. Each log D[t, s] is the sum of its own terms; a difference of cumulative sums
+would lose the digits that small decays need.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Inexact
 
 from underhood.arrays import DType
 from underhood.model import AbstractModel
@@ -26,7 +27,7 @@ from underhood.model import AbstractModel
 CHUNK = 32  # the paper's sequence length: one chunk, so the loop disappears
 MOST_HEADS = 4
 
-Memory = Float[Array | np.ndarray, "h k v"]  # NumPy's only where it is empty
+Memory = Inexact[Array | np.ndarray, "h k v"]  # NumPy's only where it is empty
 
 
 def empty_memory(heads: int, d_key: int, d_value: int, dtype: DType) -> Memory:
@@ -40,12 +41,12 @@ Gates = tuple[Array, Array, Array, Array | None, Array | None]
 class Signals(NamedTuple):
     """What a layer hands to its memory, for all heads and each step of a sequence."""
 
-    q: Float[Array, "t h k"]
-    k: Float[Array, "t h k"]
-    v: Float[Array, "t h v"]
-    log_decay: Float[Array, "t h"] | Float[Array, "t h k"]
-    left: Float[Array, "t h k"] | None = None  # l of l rᵀ
-    right: Float[Array, "t h k"] | None = None  # r
+    q: Inexact[Array, "t h k"]
+    k: Inexact[Array, "t h k"]
+    v: Inexact[Array, "t h v"]
+    log_decay: Inexact[Array, "t h"] | Inexact[Array, "t h k"]
+    left: Inexact[Array, "t h k"] | None = None  # l of l rᵀ; where the decay is a number, −a k
+    right: Inexact[Array, "t h k"] | None = None  # r
 
     @property
     def gates(self) -> Gates:
@@ -53,7 +54,7 @@ class Signals(NamedTuple):
         return self.q, self.k, self.log_decay, self.left, self.right
 
 
-def memory_step(state: Memory, now: Signals) -> tuple[Memory, Float[Array, "h v"]]:
+def memory_step(state: Memory, now: Signals) -> tuple[Memory, Inexact[Array, "h v"]]:
     """One step; the signals have no axis of time."""
     decay = jnp.exp(now.log_decay)
     new = (decay[:, None, None] if decay.ndim == 1 else decay[:, :, None]) * state + now.k[:, :, None] * now.v[:, None]
@@ -62,10 +63,9 @@ def memory_step(state: Memory, now: Signals) -> tuple[Memory, Float[Array, "h v"
     return new, jnp.einsum("hkv,hk->hv", new, now.q)
 
 
-def memory_scan(state: Memory, signals: Signals, *, delta: bool = False) -> tuple[Float[Array, "t h v"], Memory]:
+def memory_scan(state: Memory, signals: Signals) -> tuple[Inexact[Array, "t h v"], Memory]:
     """A sequence: in chunks where the decay is a number, step by step where it is a diagonal.
 
-    `delta` says that l_t = −a_t k_t, the delta rule: v_t is written less what the memory already answers to r_t.
     A memory that is one wider than the values counts: its last column has values 1, and so have the outputs.
     """
     if state.shape[2] > signals.v.shape[2] and (len(signals.q) == 1 or signals.log_decay.ndim == 3):
@@ -75,7 +75,7 @@ def memory_scan(state: Memory, signals: Signals, *, delta: bool = False) -> tupl
     if length == 1:
         state, output = memory_step(state, jax.tree.map(lambda signal: signal[0], signals))
         return output[None], state
-    if signals.log_decay.ndim == 3 or (signals.left is not None and not delta):
+    if signals.log_decay.ndim == 3:
         state, outputs = jax.lax.scan(memory_step, state, signals)
         return outputs, state
     if length <= CHUNK:
@@ -92,11 +92,11 @@ def memory_scan(state: Memory, signals: Signals, *, delta: bool = False) -> tupl
     return outputs.reshape(chunks * CHUNK, *outputs.shape[2:])[:length], state
 
 
-def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Float[Array, "t h v"]]:
+def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Inexact[Array, "t h v"]]:
     """The heads go first: products of their matrices then need no copies in between."""
     q, k, v = (jnp.swapaxes(one, 0, 1) for one in signals[:3])
     decay, from_start = _decays(signals.log_decay)
-    transposed, empty = jnp.swapaxes(k, 1, 2), isinstance(state, np.ndarray)
+    transposed, empty = jnp.swapaxes(k, 1, 2), isinstance(state, np.ndarray) and not state.any()
     if signals.right is not None:
         r = jnp.swapaxes(signals.right, 0, 1)
         answers = jnp.asarray(np.tri(len(decay[0]), k=-1), decay.dtype)[None] * decay * (r @ transposed)
@@ -114,7 +114,7 @@ def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Float[Array, "t h v
     return new, jnp.swapaxes(outputs, 0, 1)
 
 
-def _decays(log_decay: Float[Array, "t h"]) -> tuple[Float[Array, "h t t"], Float[Array, "h t"]]:
+def _decays(log_decay: Inexact[Array, "t h"]) -> tuple[Inexact[Array, "h t t"], Inexact[Array, "h t"]]:
     """D[t, s] = exp(Σ_{s<r≤t} log a_r) for s ≤ t, else 0; and exp(Σ_{r≤t} log a_r)."""
     length, dtype = len(log_decay), log_decay.dtype
     step = np.arange(length)

@@ -7,18 +7,23 @@ left. With rank one beside the decay, the memory's own scan has the identity for
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Inexact
+from jaxtyping import Array, Inexact
 
 from underhood.cells.memory import Signals, memory_scan
 
 LEAF = 16  # steps that are done one after another
 TILE = 2**22  # bytes
 
+Done = TypeVar("Done")
 Signal = Inexact[np.ndarray, "_ h _"]  # as many keys as there are, or 1
 Sums = tuple[Signal, Signal]
 Tile = tuple[slice, slice, Inexact[np.ndarray, "n rows columns"]]
@@ -47,8 +52,20 @@ def _columns(signals: Signals, most: int) -> Iterator[Tile]:
         yield slice(start, length), slice(start, stop), tile
 
 
+def in_parallel(work: Callable[..., Done], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
+    """work(*task) of each task in turn, on as many threads as there are cores; tasks are drawn as they are needed."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(cores) as pool:
+        waiting: deque[Future[Done]] = deque()
+        for task in tasks:
+            waiting.append(pool.submit(work, *task))
+            if len(waiting) > cores:
+                yield waiting.popleft().result()
+        yield from (one.result() for one in waiting)
+
+
 @jax.jit
-def remember(signals: Signals) -> Float[Array, "t h v"]:
+def remember(signals: Signals) -> Inexact[Array, "t h v"]:
     """The memory's outputs from an empty one."""
     sizes = (*signals.q.shape[1:], signals.v.shape[2])
     return memory_scan(jnp.zeros(sizes, jnp.result_type(*signals[:4])), signals)[0]

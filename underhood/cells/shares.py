@@ -12,6 +12,7 @@ what a memory gives when the present reads it belongs to the memory, and a produ
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from jaxtyping import Array, Inexact
 from underhood.cells.convolution import Convolution
 from underhood.cells.linear import dense
 from underhood.cells.memory import Signals
-from underhood.cells.scores import TILE, Tile, remember, score_tiles
+from underhood.cells.scores import TILE, Tile, in_parallel, remember, score_tiles
 from underhood.memory import require_memory
 
 Signal = Inexact[np.ndarray, "t n"]
@@ -55,10 +56,6 @@ class Past:
     def of(cls, array: Inexact[np.ndarray, "n t t"]) -> Past:
         return cls(lambda: _rows(array))
 
-    def __iter__(self) -> Iterator[Tile]:
-        for rows, columns, block in self.tiles():
-            yield rows, columns, self.map(block, rows)
-
     def then(self, map_: Map) -> Past:
         return Past(self.tiles, _after(self.map, map_))
 
@@ -66,9 +63,15 @@ class Past:
         """All of it."""
         require_memory(2 * size * length * length * dtype.itemsize, f"the shares of {length} steps in {size} channels")
         whole = np.zeros((size, length, length), dtype)
-        for rows, columns, block in self:
-            whole[:, rows, columns] += block
+
+        def fill(rows: slice, columns: slice, block: Block) -> None:
+            whole[:, rows, columns] = self.map(block, rows)
+
+        deque(in_parallel(fill, self.tiles()), maxlen=0)
         return whole
+
+
+NOTHING = Past(lambda: iter(()))
 
 
 @dataclass(frozen=True)
@@ -174,10 +177,11 @@ class Shares:
         """What steps 0 … t gave to step t."""
         row = np.zeros((self.own.shape[1], t + 1), self.own.dtype)
         row[:, t] = self.own[t]
-        for rows, columns, block in self.past.tiles() if self.past else ():
+        past = self.past or NOTHING
+        for rows, columns, block in past.tiles():
             if rows.start <= t < rows.stop:
                 here = block[:, t - rows.start : t - rows.start + 1, : t + 1 - columns.start]
-                row[:, columns] += self.past.map(here, slice(t, t + 1))[:, 0]
+                row[:, columns] += past.map(here, slice(t, t + 1))[:, 0]
         return row
 
     def _with(self, other: Shares, combine: Callable[[Block, Block, slice], Block]) -> Past:
@@ -216,9 +220,9 @@ class Shares:
 
     def remembered(self, q: Any, k: Any, log_decay: Any, left: Any = None, right: Any = None) -> Shares:
         """The outputs of the matrix memory with these signals that x enters, by head, as values."""
-        values = self.value.reshape(len(q), q.shape[1], -1)
-        gates = (None if one is None else np.asarray(one) for one in (left, right))
-        signals = Signals(np.asarray(q), np.asarray(k), values, np.asarray(log_decay), *gates)
+        values: Any = self.value.reshape(len(q), q.shape[1], -1)
+        given: list[Any] = [None if one is None else np.asarray(one) for one in (q, k, log_decay, left, right)]
+        signals = Signals(*given[:2], values, *given[2:])
         total, tiles = np.asarray(remember(signals)).reshape(self.value.shape), functools.partial(score_tiles, signals)
         scores = np.sum(signals.q * signals.k, axis=2)
         own, sort = np.repeat(scores, values.shape[2], axis=1) * self.own, "channel" if values.shape[2] == 1 else "head"
@@ -232,9 +236,11 @@ class Shares:
         passed[:, np.arange(len(q)), np.arange(len(q))] = scores.T
         whole = self.array(own=True).reshape(q.shape[1], -1, len(q), len(q))
         made = np.zeros(whole.shape, np.result_type(whole, passed))
-        for start in range(0, len(q), ROWS):
-            stop = min(start + ROWS, len(q))
+
+        def fill(start: int, stop: int) -> None:
             np.matmul(passed[:, None, start:stop, :stop], whole[:, :, :stop, :stop], out=made[:, :, start:stop, :stop])
+
+        deque(in_parallel(fill, ((start, min(start + ROWS, len(q))) for start in range(0, len(q), ROWS))), maxlen=0)
         return self.made_of(total, made.reshape(-1, len(q), len(q)))
 
     def _by_head(self, scores: Callable[..., Iterator[Tile]], width: int) -> Iterator[Tile]:
@@ -265,7 +271,7 @@ class Shares:
     def array(self, *, own: bool = False) -> Inexact[np.ndarray, "n t t"]:
         """Shares of the past, and with `own` those of the present on the diagonal."""
         length, size = self.value.shape
-        whole = (self.past or Past(lambda: iter(()))).array(size, length, self.own.dtype)
+        whole = (self.past or NOTHING).array(size, length, self.own.dtype)
         if own:
             whole[:, np.arange(length), np.arange(length)] = self.own.T
         return whole

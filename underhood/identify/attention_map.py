@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import as_sequence, precision_of
-from underhood.cells.shares import Shares
+from underhood.cells.scores import in_parallel
+from underhood.cells.shares import NOTHING, Shares
 from underhood.errors import UnderhoodError
 from underhood.identify.maps import AttentionMap, Completeness, Kind, Reduce
 from underhood.identify.threads import threads_for
@@ -25,8 +26,8 @@ TANGENTS = 2**28  # bytes of a Jacobian that are made at once
 
 
 def attention_map(
-    model: AbstractModel,
-    xs: Float[np.ndarray, "t d"],
+    model: Any,
+    xs: Any,
     *,
     layer: int | None = None,
     reduce: Reduce = "norm",
@@ -115,15 +116,21 @@ def _reduced(
     maps = maps if reduce == "none" else 1
     require_memory(maps * length * length * outputs.itemsize, f"{maps} maps of {length} steps", "Use reduce='norm'.")
     weights = np.zeros((maps, length, length), outputs.dtype)
-    weights[:, steps, steps] = _sizes(shares.own.T, reduce) if scores is None else scores.own.T
-    for rows, columns, block in shares.past or ():
-        told[rows] += block.sum(axis=2).T
+
+    def fill(rows: slice, columns: slice, block: np.ndarray) -> tuple[slice, np.ndarray]:
+        block = past.map(block, rows)
         if scores is None:
-            weights[:, rows, columns] += _sizes(block, reduce)
+            weights[:, rows, columns] = _sizes(block, reduce)
         if kept is not None:
-            kept[rows, columns] += block.transpose(1, 2, 0)
+            kept[rows, columns] = block.transpose(1, 2, 0)
+        return rows, block.sum(axis=2).T
+
+    past = shares.past or NOTHING
+    for rows, sums in in_parallel(fill, past.tiles()):
+        told[rows] += sums
     for rows, columns, block in scores.past() if scores else ():
-        weights[:, rows, columns] += block
+        weights[:, rows, columns] = block
+    weights[:, steps, steps] = _sizes(shares.own.T, reduce) if scores is None else scores.own.T
     if kept is not None:
         kept[steps, steps] = shares.own
 
