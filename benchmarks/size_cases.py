@@ -220,8 +220,10 @@ MEASURES = {
         {512: Limit(60, 4)},
         large=64,
     ),
-    "compile gla": Measure(_compile("gla", 64), ((16, 1), (64, 1), (512, 8)), {512: Limit(60, 4)}, large=64),
-    "compile mlstm": Measure(_compile("mlstm", 64), ((16, 1), (64, 1), (512, 8)), {512: Limit(60, 4)}, large=64),
+    "compile gla": Measure(_compile("gla", 64), ((16, 1), (64, 1), (128, 2), (512, 8)), {512: Limit(60, 4)}, large=64),
+    "compile mlstm": Measure(
+        _compile("mlstm", 64), ((16, 1), (64, 1), (128, 2), (512, 8)), {512: Limit(60, 4)}, large=64
+    ),
     "streaming": Measure(_streaming, ((64, 1), (512, 8)), {}),
     "probe": Measure(
         _probe,

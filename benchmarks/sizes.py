@@ -61,14 +61,14 @@ def size_of(row: dict[str, Any]) -> float:
     return max(row["d"], np.sqrt(row.get("heads", 1) * row["d"] * min(row["d"], 64)))
 
 
-def growth(rows: Sequence[dict[str, Any]], least: int) -> dict[str, dict[str, float]]:
-    """{seconds, gigabytes: {factor, exponent}}, by least squares in logarithms; nothing for fewer than two sizes."""
+def growth(rows: Sequence[dict[str, Any]], least: int) -> dict[str, Any]:
+    """{from, to, seconds, gigabytes: {factor, exponent}}, by least squares in logarithms; nothing for one size."""
     large = [row for row in rows if row["d"] >= least]
     if len({row["d"] for row in large}) < 2:
         return {}
     logs = np.log([size_of(row) for row in large])
     grown = [max(row["gigabytes"] - row["gigabytes_before"], LEAST) for row in large]
-    fits = {}
+    fits: dict[str, Any] = {"from": min(row["d"] for row in large), "to": max(row["d"] for row in large)}
     for quantity, values in (("seconds", [row["seconds"] for row in large]), ("gigabytes", grown)):
         slope, level = np.polyfit(logs, np.log(values), 1)
         if slope < 0:  # nothing shows beside what every process takes
@@ -126,7 +126,7 @@ def draw(rows: Sequence[dict[str, Any]], fits: dict[str, Any], path: Path) -> No
         axes.set_yticks(ticks["y"], [f"{one:g}" for one in ticks["y"]])
         axes.minorticks_off()
         if names:
-            axes.legend(fontsize=7)
+            axes.legend(fontsize=7, loc=("lower right", "center left")[place - 1])
     figure.savefig(path, dpi=150)
 
 

@@ -11,6 +11,8 @@ A region is `<!-- numbers: WHAT -->…<!-- end numbers -->`. WHAT is one of
     growth                                  the cost of a step, from results/bench/scale.json
     sizes                                   time and memory by size, from results/bench/sizes.json
     exponents                               how they grow, from the same file
+    in-context                              how far names are to be trusted, from results/bench/in_context.json
+    discovery                               what each architecture finds, from results/laptop/discovery.json
     torture                                 what was tried, survived and lost, from results/torture.json
     FILE | KEY / KEY / … | FORMAT           one number: keys of objects, places or names of list entries, a format
 """
@@ -127,6 +129,46 @@ def torture(results: Path) -> str:
     return "\n".join(lines)
 
 
+def in_context(results: Path) -> str:
+    """Known algorithms, false names and closed forms; a remark while there is no file."""
+    path = results / "bench" / "in_context.json"
+    if not path.exists():
+        return "Not measured in this version: `python -m benchmarks.in_context`."
+    lines = ["| | here | asked | |", "|---|---|---|---|"]
+    for row in json.loads(path.read_text())["rows"]:
+        lines.append(f"| {row['name']} | {row['here']:.3g} | {row['at_least']:g} | {row['detail']} |")
+    return "\n".join(lines)
+
+
+def discovery(results: Path) -> str:
+    """One line for each architecture; a remark while there is no file."""
+    path = results / "laptop" / "discovery.json"
+    if not path.exists():
+        return "Not run in this version: `underhood reproduce discovery --budget laptop`."
+    named: dict[str, dict[str, Any]] = {}
+    for row in json.loads(path.read_text())["rows"]:
+        label, what = row["name"].split(": ", 1)
+        named.setdefault(label, {})[what] = row["here"]
+    columns = (
+        ("layers that hold attention", "holds attention"),
+        ("R² of the nearest attention, teacher-student", "teacher-student, R² of the nearest attention"),
+        ("loss, uniform", "regression, uniform, loss"),
+        ("nearest algorithm", "regression, uniform, nearest algorithm"),
+        ("its R²", "regression, uniform, R² of it"),
+        ("loss, sphere", "regression, sphere, loss"),
+        ("nearest algorithm", "regression, sphere, nearest algorithm"),
+        ("compiled weights, off by 1 %", "from the compiled weights, off by 1 %: loss before training"),
+        ("trained from there", "from the compiled weights, off by 1 %: loss after training"),
+        ("loss, recall", "recall, loss"),
+    )
+    lines = ["| | " + " | ".join(title for title, _ in columns) + " |", "|---|" + "---|" * len(columns)]
+    for label, told in named.items():
+        cells = [told.get(what) for _, what in columns]
+        shown = (f"{one:.3g}" if isinstance(one, float) else "–" if one is None else str(one) for one in cells)
+        lines.append(f"| {label} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
 def growth(results: Path) -> str:
     """What a training step costs, one size at a time."""
     lines = ["| | d | n | t | ms a step |", "|---|---|---|---|---|"]
@@ -146,7 +188,8 @@ def sizes(results: Path) -> str:
             name, d = one["name"].rsplit(" ", 1)
             asked, met = f"{limit['seconds']:g}, {limit['gigabytes']:g}", f"{one['met']} of {one['of']}"
             error = "" if one["error"] is None else _text(one["error"])
-            times = f"{one['most_seconds']:.2g} | {one['gigabytes']:.2g}"
+            seconds = format(one["most_seconds"], ".0f" if one["most_seconds"] >= 10 else ".2g")
+            times = f"{seconds} | {one['gigabytes']:.2g}"
             lines.append(f"| {name}, d = {d} | {times} | {asked} | {error} | {met} |")
     return "\n".join(lines)
 
@@ -154,22 +197,21 @@ def sizes(results: Path) -> str:
 def exponents(results: Path) -> str:
     """seconds ~ d^a and gigabytes ~ d^b, for the larger sizes."""
     record = json.loads((results / "bench" / "sizes.json").read_text())
-    lines = ["| | measured from d | to | time grows as | memory as |", "|---|---|---|---|---|"]
+    lines = ["| | fitted to d = | time grows as | memory as |", "|---|---|---|---|"]
     for name, fit in record["growth"].items():
         if fit and name != "streaming":
-            from_, to = (end(row["d"] for row in record["rows"] if row["name"] == name) for end in (min, max))
             powers = " | ".join(f"d^{fit[key]['exponent']:.1f}" for key in ("seconds", "gigabytes"))
-            lines.append(f"| {name} | {from_} | {to} | {powers} |")
+            lines.append(f"| {name} | {fit['from']} to {fit['to']} | {powers} |")
     return "\n".join(lines)
 
 
 def decays(results: Path) -> str:
-    """What several weight decays and penalties leave of a student."""
-    head = "| | held-out loss | hidden neurons | pre-readout neurons | polynomial distance |"
+    """What several weight decays leave of a student."""
+    head = "| decay | held-out loss | hidden neurons | pre-readout neurons | polynomial distance |"
     lines = [head, "|---|---|---|---|---|"]
     for one in json.loads((results / "bench" / "decays.json").read_text())["students"]:
         left = f"{one['hidden']} | {one['pre_readout']} | {_text(one['polynomial_distance'])}"
-        lines.append(f"| {one['name']} | {_text(one['held_out_loss'])} | {left} |")
+        lines.append(f"| {one['weight_decay']:g} | {_text(one['held_out_loss'])} | {left} |")
     return "\n".join(lines)
 
 
@@ -177,6 +219,8 @@ TABLES = {
     "paper-against-here": paper_against_here,
     "picture": picture,
     "torture": torture,
+    "in-context": in_context,
+    "discovery": discovery,
     "growth": growth,
     "sizes": sizes,
     "exponents": exponents,

@@ -50,6 +50,7 @@ def test_only_what_is_long_or_large_is_told(monkeypatch):
 
 def test_compile_is_told_by_d_and_by_heads_and_refused_before_it_allocates(monkeypatch, tmp_path, capsys):
     small = uh.random_attention(3, seed=0)
+    monkeypatch.setattr(memory, "available_memory", lambda: 1e15)
     assert foretell(small, "lstm") is None
     assert foretell(uh.random_attention(80, seed=0), "gru") is not None
     assert foretell(uh.random_attention(64, heads=4, seed=0), "lru-in-out") is not None

@@ -50,7 +50,7 @@ def earlier_files() -> dict[str, bytes]:
         "t.safetensors": tensor_bytes(numbers, {"format": "pt", "underhood": "{}"}),
         "a.onnx": b"\x08\x0a\x12\x07earlier",
         "a.html": b'<!doctype html>\n<meta name="generator" content="underhood">',
-        "a.png": b"\x89PNG\r\n\x1a\nearlier",
+        "a.png": b"\x89PNG\r\n\x1a\nearlierIEND\xaeB`\x82",
         "a.npz": b"PK\x03\x04earlier",
     }
 

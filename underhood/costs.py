@@ -36,7 +36,10 @@ class Expected(NamedTuple):
 COSTS: dict[str, Cost] = {
     "levenberg": Cost((0.00022, 4.60), (0.017, 0.69)),
     "decompile": Cost((2e-06, 4.02), (1.6e-06, 3.02)),
-    "compile": Cost((0.0024, 1.65), (0.00043, 1.53)),
+    "compile": Cost((0.069, 0.90), (0.027, 0.60)),
+    "compile gla": Cost((0.046, 0.91), (0.021, 0.30)),
+    "compile mlstm": Cost((0.25, 0.66), (0.17, 0.01)),
+    "probe": Cost((1.3e-05, 2.57), (0.00012, 1.46)),
     "compile lru": Cost((0.0075, 1.63), (1.7e-05, 2.86)),
     "compile lru-in-out": Cost((0.0025, 1.89), (2.6e-06, 3.36)),
     "compile lru-in-skip": Cost((0.017, 1.25), (4.5e-06, 3.09)),

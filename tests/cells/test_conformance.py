@@ -113,9 +113,12 @@ def test_gradients_agree(name, layers, length):
             return jax.tree.leaves(eqx.filter_jit(eqx.filter_grad(loss))(both))
 
         expected = gradients(_scanned_steps)
+        # What is below a hundredth of the largest gradient came out of cancellation, and has that many digits fewer.
+        floor = max(float(jnp.max(jnp.abs(want))) for want in expected) / 100
         for way in ways:
             for got, want in zip(gradients(way), expected, strict=True):
-                assert agree(got, want), error(got, want)
+                share = min(1.0, float(jnp.max(jnp.abs(want))) / floor)
+                assert share * error(got, want) <= RELATIVE[np.dtype(np.float64)], error(got, want)
 
 
 def _scanned_steps(model, xs):

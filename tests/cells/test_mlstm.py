@@ -83,7 +83,8 @@ def cell_of(module):
 
 @pytest.mark.parametrize(("heads", "bias", "length"), [(2, False, 1), (3, True, 32), (2, False, 70)])
 def test_it_is_xlstms(heads, bias, length):
-    module = layer(heads, bias)
+    # Seed 0 has |n·q| > 1 at the first step: h is then v, and the gradient in q nothing but rounding.
+    module = layer(heads, bias, seed=2)
     cell, xs = cell_of(module), np.random.default_rng(1).normal(size=(length, 6))
     worst, errors = disagreement(module, cell, NAMES, xs)
     assert worst <= TOLERANCE, errors

@@ -55,7 +55,7 @@ def test_a_no_is_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("probed_by_hand:attention", "--d", "1000000"), "not enough memory for 512 sequences of 32 steps"),
+        (("probed_by_hand:attention", "--d", "1000000"), "not enough memory for probing d = 1000000"),
         (("probed_by_hand:attention", "--d", "2", "--length", "1000000000"), "not enough memory"),
         (("probed_by_hand:attention", "--d", "2", "--length", "1"), "expected length of 3 or more; got 1"),
         (("probed_by_hand:attention", "--d", "2", "--seed", "-1"), "expected a seed of 0 or more"),

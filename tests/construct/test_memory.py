@@ -7,7 +7,7 @@ import torch
 import underhood as uh
 from tests.construct.test_compile import gated_source
 from tests.tolerance import error
-from underhood.construct import memory
+from underhood.construct import memory, verify
 from underhood.construct.envelope import Envelope
 from underhood.construct.targets import ATTENTION, TARGETS
 from underhood.construct.verify import extended, measure
@@ -115,3 +115,13 @@ def test_products_of_their_own_are_left_where_they_cost_many_weights(name, monke
     together = lowered(name, source)
     assert not asked and together.model.hidden >= apart.hidden
     assert measure(source, together.model, FLOAT64).max_rel_error <= 1e-13
+
+
+def test_probes_are_as_short_as_the_memory_of_the_source_asks_for(monkeypatch):
+    """The reference, in extended precision, is the slow part where a network remembers less than its source."""
+    source = uh.random_attention(5, seed=0)
+    model = lowered("gla", source).model
+    assert model.hidden == 15 < 5 * 5
+    assert measure(source, model, FLOAT64).steps == FLOAT64.horizon
+    monkeypatch.setattr(verify, "MOST_STATES", 100)
+    assert measure(source, model, FLOAT64).steps == 1 + 100 // 25

@@ -152,6 +152,27 @@ def test_noise_takes_the_name_away(share):
     assert found.nearest.r2 >= found.r2
 
 
+def rung(name, r2, interval=0.001):
+    return in_context.Rung(name, {}, r2, (r2 - interval, r2 + interval), None, 0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("explained", "chosen"),
+    [
+        ([0.9950, 0.9960], "first"),  # the simpler one, which is nearly as good
+        ([0.9920, 0.9990], "second"),  # which halves what is left
+        ([0.9890, 0.9930], "second"),  # the simpler one does not explain enough
+        ([0.9999995, 1.0], "first"),  # what it leaves is nothing
+        ([0.9904, 0.5], None),  # 0.99 is within the interval
+        ([0.3, -np.inf], None),
+    ],
+)
+def test_the_simplest_algorithm_that_explains_enough_gives_the_name(explained, chosen):
+    ladder = tuple(rung(name, r2) for name, r2 in zip(("first", "second"), explained, strict=True))
+    found = in_context._chosen(ladder)
+    assert (found and found.name) == chosen
+
+
 @pytest.mark.parametrize(
     "network",
     [

@@ -25,10 +25,14 @@ def trained():
     return fit_levenberg(xs[:80], ys[:80], held_out=(xs[80:], ys[80:]), seed=0, target_loss=1e-16).model
 
 
+def inputs(browser):
+    return np.array(browser.run("return window.underhood.inputs()"))
+
+
 def agree(browser, model, tolerance):
     """The page's numbers against the library's, on the sequence it opens with and on another."""
     for xs in (
-        np.array(browser.run("return window.underhood.inputs()")),
+        inputs(browser),
         np.random.default_rng(5).normal(size=(30, model.d)),
     ):
         browser.run("window.underhood.setInputs(arguments[0])", xs.tolist())
@@ -75,13 +79,18 @@ def mapped(browser):
     return np.array([row + [0.0] * (len(rows) - len(row)) for row in rows])
 
 
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "gru-cell"])
+# Those that a compiled network below stands for, and those whose steps are much like another's, in `make test-all`.
+SLOW = {"gated-deltanet", "mamba", "mamba2", "mesanet", "mlstm", "gla", "griffin", "mingru"}
+CELLS = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in (*ARCHITECTURES, "gru-cell")]
+
+
+@pytest.mark.parametrize("name", CELLS)
 def test_every_cell_runs_in_the_page(browser, name, tmp_path, unasked):
     model = network(name)
     uh.explore(model, tmp_path / "e.html")
     browser.open(tmp_path / "e.html")
     assert browser.complaints() == []
-    expected = uh.attention_map(model, browser.run("return window.underhood.inputs()")).weights[0]
+    expected = uh.attention_map(model, inputs(browser)).weights[0]
     assert np.max(np.abs(mapped(browser) - expected)) <= 1e-6 * np.max(expected)
     agree(browser, model, 1e-9)
     assert browser.run("return window.underhood.attention()") is None
@@ -94,7 +103,7 @@ def test_a_compiled_layer_shows_the_map_of_its_attention(browser, target, tmp_pa
     uh.explore(model, tmp_path / "e.html", against=attention)
     browser.open(tmp_path / "e.html")
     assert browser.complaints() == []
-    theirs = uh.attention_map(attention, browser.run("return window.underhood.inputs()")).weights[0]
+    theirs = uh.attention_map(attention, inputs(browser)).weights[0]
     assert np.max(np.abs(mapped(browser) - theirs)) <= 1e-6 * np.max(theirs)
     assert "correlation 1, largest difference" in browser.text("#compared")
     agree(browser, model, 1e-9)

@@ -148,7 +148,7 @@ class GatedDeltaNet(AbstractMemoryCell):
         self, xs: Float[Array, "t d"], state: tuple[Past, Memory]
     ) -> tuple[Float[Array, "t d_o"], tuple[Past, Memory]]:
         signals, z, past = self._signals(xs, state[0])
-        outputs, memory = memory_scan(state[1], signals, delta=True)
+        outputs, memory = memory_scan(state[1], signals)
         return self.out_proj(flat(self.norm(outputs) * jax.nn.silu(z))), (past, memory)
 
 

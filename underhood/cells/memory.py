@@ -6,9 +6,10 @@ A_t is a number a_t, a diagonal diag(a_t), or one of them plus a matrix of rank 
     GLA                      a diagonal          RWKV-7          a diagonal and −(κ ⊙ a) κᵀ
 
 Decays come as logarithms, finite and at most 0. With a number, `memory_scan` does a chunk of the sequence in a few
-products of matrices: with D[t, s] = a_{s+1} ⋯ a_t, o = (D ⊙ q kᵀ) v and what the state before the chunk adds. With rank
-one, S_t = Σ_s D[t, s] (k_s v_sᵀ + l_s u_sᵀ) where u_t = S_{t-1}ᵀ r_t: a triangular system for u. Each log D[t, s] is
-the sum of its own terms; a difference of cumulative sums would lose the digits that small decays need.
+products of matrices: with D[t, s] = a_{s+1} ⋯ a_t, o = (D ⊙ q kᵀ) v and what the state before the chunk adds. In the
+delta rule, l_t = −a_t k_t, what is written is w_t = v_t − a_t S_{t-1}ᵀ r_t instead of v_t: a triangular system,
+w + (D ⊙ r kᵀ below the diagonal) w = v. Each log D[t, s] is the sum of its own terms; a difference of cumulative sums
+would lose the digits that small decays need.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Signals(NamedTuple):
     k: Inexact[Array, "t h k"]
     v: Inexact[Array, "t h v"]
     log_decay: Inexact[Array, "t h"] | Inexact[Array, "t h k"]
-    left: Inexact[Array, "t h k"] | None = None  # l of l rᵀ
+    left: Inexact[Array, "t h k"] | None = None  # l of l rᵀ; where the decay is a number, −a k
     right: Inexact[Array, "t h k"] | None = None  # r
 
     @property
@@ -62,10 +63,9 @@ def memory_step(state: Memory, now: Signals) -> tuple[Memory, Inexact[Array, "h 
     return new, jnp.einsum("hkv,hk->hv", new, now.q)
 
 
-def memory_scan(state: Memory, signals: Signals, *, delta: bool = False) -> tuple[Inexact[Array, "t h v"], Memory]:
+def memory_scan(state: Memory, signals: Signals) -> tuple[Inexact[Array, "t h v"], Memory]:
     """A sequence: in chunks where the decay is a number, step by step where it is a diagonal.
 
-    `delta` says that l_t = −a_t k_t, the delta rule: v_t is written less what the memory already answers to r_t.
     A memory that is one wider than the values counts: its last column has values 1, and so have the outputs.
     """
     if state.shape[2] > signals.v.shape[2] and (len(signals.q) == 1 or signals.log_decay.ndim == 3):
@@ -75,7 +75,7 @@ def memory_scan(state: Memory, signals: Signals, *, delta: bool = False) -> tupl
     if length == 1:
         state, output = memory_step(state, jax.tree.map(lambda signal: signal[0], signals))
         return output[None], state
-    if signals.log_decay.ndim == 3 or (signals.left is not None and not delta):
+    if signals.log_decay.ndim == 3:
         state, outputs = jax.lax.scan(memory_step, state, signals)
         return outputs, state
     if length <= CHUNK:
@@ -96,7 +96,7 @@ def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Inexact[Array, "t h
     """The heads go first: products of their matrices then need no copies in between."""
     q, k, v = (jnp.swapaxes(one, 0, 1) for one in signals[:3])
     decay, from_start = _decays(signals.log_decay)
-    transposed, empty = jnp.swapaxes(k, 1, 2), isinstance(state, np.ndarray)
+    transposed, empty = jnp.swapaxes(k, 1, 2), isinstance(state, np.ndarray) and not state.any()
     if signals.right is not None:
         r = jnp.swapaxes(signals.right, 0, 1)
         answers = jnp.asarray(np.tri(len(decay[0]), k=-1), decay.dtype)[None] * decay * (r @ transposed)

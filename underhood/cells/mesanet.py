@@ -114,8 +114,8 @@ class MesaNet(AbstractMemoryCell):
         return self.q_conv1d.initial_past(), self.k_conv1d.initial_past(), memory
 
     def _scan(self, xs: Float[Array, "t d"], state: MesaState) -> tuple[Float[Array, "t d_o"], MesaState]:
-        past_q, past_k, memory = state
-        signals, pasts = self._signals(xs, past_q, past_k, memory)
+        q_past, k_past, memory = state
+        signals, pasts = self._signals(xs, q_past, k_past, memory)
         outputs, memory = memory_scan(memory, signals)
         return self.o_proj(flat(self.o_norm(outputs[:, :, self._d_key :]))), (*pasts, memory)
 
@@ -164,7 +164,7 @@ def _solved(
         h = decay[:, None, None] * h + written[:, :, None] * k[:, None]
         return h, h
 
-    _, matrices = jax.lax.scan(body, h, (written, k, jnp.exp(log_decay)))
+    _, matrices = jax.lax.scan(body, jnp.asarray(h), (written, k, jnp.exp(log_decay)))
     return jnp.linalg.solve(matrices + diagonal[None], q[..., None])[..., 0]
 
 

@@ -117,7 +117,8 @@ class MLSTM(AbstractMemoryCell):
         past, memory, largest = state
         u, z, signals, scales, past = self._entering(xs, past, largest)
         outputs, memory = memory_scan(memory, signals)
-        h = outputs[:, :, :-1] / _normaliser(outputs, scales)
+        h, n = jnp.split(outputs, (outputs.shape[2] - 1,), axis=2)
+        h = h / _normaliser(n, scales)
         gated = (flat(self.outnorm(h)) + self.learnable_skip[None] * u) * jax.nn.silu(z)
         return self.proj_down(gated), (past, memory, scales[-1])
 
@@ -133,7 +134,7 @@ class MLSTM(AbstractMemoryCell):
         """What goes into the memory, SiLU(z), and what divides the outputs."""
         past, memory, largest = self._initial_state()
         _, z, signals, scales, _ = self._entering(xs, past, largest)
-        inverse = 1 / _normaliser(memory_scan(memory, signals)[0], scales)
+        inverse = 1 / _normaliser(memory_scan(memory, signals)[0][:, :, -1:], scales)
         return signals, jax.nn.silu(z), jnp.repeat(inverse[:, :, 0], signals.q.shape[2], axis=1)
 
     def _entering(
@@ -173,9 +174,9 @@ class MLSTM(AbstractMemoryCell):
         return Signals(q, written, v, log_forget + before - scales), scales
 
 
-def _normaliser(outputs: Float[Array, "t h v"], scales: Float[Array, "t h"]) -> Float[Array, "t h 1"]:
+def _normaliser(n: Float[Array, "t h 1"], scales: Float[Array, "t h"]) -> Float[Array, "t h 1"]:
     """max(|n·q|, 1) + ε, times e^{-m}."""
-    return jnp.maximum(jnp.abs(outputs[:, :, -1:]), jnp.exp(-scales)[:, :, None]) + EPS
+    return jnp.maximum(jnp.abs(n), jnp.exp(-scales)[:, :, None]) + EPS
 
 
 @register_stack("mlstm", label="mLSTM", colour="#44aa99")

@@ -221,8 +221,10 @@ class Shares:
     def remembered(self, q: Any, k: Any, log_decay: Any, left: Any = None, right: Any = None) -> Shares:
         """The outputs of the matrix memory with these signals that x enters, by head, as values."""
         values: Any = self.value.reshape(len(q), q.shape[1], -1)
-        given: list[Any] = [None if one is None else np.asarray(one) for one in (q, k, log_decay, left, right)]
-        signals = Signals(*given[:2], values, *given[2:])
+        q, k, log_decay, left, right = (
+            None if one is None else np.asarray(one) for one in (q, k, log_decay, left, right)
+        )
+        signals = Signals(q, k, values, log_decay, left, right)
         total, tiles = np.asarray(remember(signals)).reshape(self.value.shape), functools.partial(score_tiles, signals)
         scores = np.sum(signals.q * signals.k, axis=2)
         own, sort = np.repeat(scores, values.shape[2], axis=1) * self.own, "channel" if values.shape[2] == 1 else "head"

@@ -13,6 +13,7 @@ import numpy as np
 
 from underhood.arrays import require_finite
 from underhood.attention.linear import LinearAttention
+from underhood.cells.gated_rnn import GatedRNN
 from underhood.construct.envelope import Envelope
 from underhood.construct.lowered import Lowered
 from underhood.construct.products import gated_products
@@ -179,8 +180,10 @@ def foretell(source: Any, to: str) -> str | None:
     """What compiling will take, in a line, where that is much; refused where there is not the memory for it."""
     if isinstance(source, LinearAttention):
         products = source.heads * min(source.d, source.d_out) * source.w_key.shape[1]
-    else:
+    elif isinstance(source, GatedRNN):
         products = max(source.hidden, source.pre_readout)
+    else:
+        return None  # refused for what it is
     name = "compile" if to == "gated-rnn" else f"compile {to}"
     if getattr(source, "heads", 1) > 1 and f"{name}, heads" in COSTS:
         name = f"{name}, heads"

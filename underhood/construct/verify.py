@@ -15,7 +15,7 @@ from underhood.construct.envelope import Envelope
 from underhood.construct.forms import heads_of
 from underhood.construct.targets import ATTENTION, GATED, source_kind
 
-# Steps, and neurons times steps, of a probe: beyond them the bound speaks alone, and `measured_steps` says so.
+# Steps, and numbers remembered times steps, of a probe: beyond, the bound speaks alone, and `measured_steps` says so.
 LONGEST_PROBE, MOST_STATES = 20_000, 20_000_000
 FEW_INPUTS = 64  # up to which corners are searched one flip at a time, from several starts
 
@@ -33,7 +33,7 @@ class Measured:
 def measure(source: Any, model: Any, envelope: Envelope, seed: int = 0) -> Measured:
     """Run both on every probe, the source in extended precision: in float64 it would round as the network does."""
     worst, relative, count = 0.0, 0.0, 0
-    length = min(envelope.horizon, LONGEST_PROBE, 1 + MOST_STATES // max(1, model.hidden))
+    length = min(envelope.horizon, LONGEST_PROBE, 1 + MOST_STATES // max(1, model.hidden, _states(source)))
     for sequences in probes(source, envelope, length, seed):
         expected = [extended(source, xs) for xs in sequences]
         errors = [np.max(np.abs(np.asarray(model(xs)) - ys)) for xs, ys in zip(sequences, expected, strict=True)]
@@ -43,6 +43,13 @@ def measure(source: Any, model: Any, envelope: Envelope, seed: int = 0) -> Measu
         worst, count = max(worst, error), count + len(sequences)
         relative = max(relative, error / largest if largest > 0 else (0.0 if error == 0 else np.inf))
     return Measured(worst, relative, length, count)
+
+
+def _states(source: Any) -> int:
+    """Numbers that the source remembers."""
+    if isinstance(source, LinearAttention):
+        return source.heads * source.d_out * source.w_key.shape[1]
+    return source.hidden
 
 
 def probes(source: Any, envelope: Envelope, length: int, seed: int = 0) -> list[list[Float[np.ndarray, "t d"]]]:

@@ -56,9 +56,9 @@ class Descent:
     sizes: tuple[int, int, int]  # memory, forget and pre-readout neurons to start with
     widest: tuple[int | float, int | float]  # hidden and pre-readout neurons in the end
     seed: int
-    target: float
-    deadline: float  # on time.monotonic()
-    most: float  # iterations of all starts together
+    target: int | float
+    deadline: int | float  # on time.monotonic()
+    most: int | float  # iterations of all starts together
     each: int  # iterations of one start
     callback: Callback | None
     checkpoint: Callable[[Progress], Any] | None

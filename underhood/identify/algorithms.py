@@ -202,7 +202,7 @@ class DecayedGradientStep(Rule):
 
         def step(decay: float) -> tuple[float, float]:
             weights = _powers(decay, observations)
-            along, length = max(0.0, float(weights @ likeness)), _positive(weights @ gram @ weights)
+            along, length = max(0.0, float(weights @ likeness)), _positive(float(weights @ gram @ weights))
             return along / length, -(along**2) / length
 
         decay = _least(lambda decay: step(decay)[1], np.linspace(0, 1, 101))

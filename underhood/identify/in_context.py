@@ -62,7 +62,7 @@ class Algorithm:
     r2: float
     """Share of the network's predictions that the algorithm, or the nearest one, explains on fresh tasks."""
     r2_interval: tuple[float, float]
-    """Its 95 % interval; a name needs 0.99 within it."""
+    """Its 95 % interval; a name needs all of it at 0.99 or above."""
     training_loss: float
     """The network's own loss on tasks as in training."""
     validation_loss: float
@@ -77,7 +77,7 @@ class Algorithm:
     @property
     def nearest(self) -> Rung:
         """The algorithm that explains most."""
-        return max(self.ladder, key=lambda rung: rung.r2)
+        return _nearest(self.ladder)
 
     def as_data(self) -> dict[str, Any]:
         """The keys of `underhood in-context --json`."""
@@ -111,12 +111,12 @@ def in_context(
     measured = [_tested(rule(tested), held, seed) for rule in rules]
     ladder = tuple(_rungs(rules, measured, task, seed))
     chosen = _chosen(ladder)
-    named = chosen.r2_interval[0] >= LEAST_R2
+    told = chosen or _nearest(ladder)
     return Algorithm(
-        name=chosen.name if named else NONE,
-        parameters=chosen.parameters if named else {},
-        r2=chosen.r2,
-        r2_interval=chosen.r2_interval,
+        name=NONE if chosen is None else chosen.name,
+        parameters={} if chosen is None else chosen.parameters,
+        r2=told.r2,
+        r2_interval=told.r2_interval,
         training_loss=_paired_loss(held, right, tested, rules, task, validation=False),
         validation_loss=_paired_loss(predicted, further_right, further, rules, task, validation=True),
         ladder=ladder,
@@ -186,10 +186,15 @@ def _rungs(
         yield Rung(rule.name, rule.parameters, r2, interval, rule.loss(task), _loss(rule(seen), right), best_loss)
 
 
-def _chosen(ladder: tuple[Rung, ...]) -> Rung:
-    """The simplest algorithm that leaves at most twice as much unexplained as the best one."""
-    least = min(1 - rung.r2 for rung in ladder)
-    return next(rung for rung in ladder if 1 - rung.r2 <= max(BETTER * least, NEGLIGIBLE))
+def _chosen(ladder: tuple[Rung, ...]) -> Rung | None:
+    """Of those that explain enough, the simplest that leaves at most twice as much unexplained as the best one."""
+    enough = [rung for rung in ladder if rung.r2_interval[0] >= LEAST_R2]
+    left = max(BETTER * (1 - _nearest(ladder).r2), NEGLIGIBLE)
+    return next((rung for rung in enough if 1 - rung.r2 <= left), None)
+
+
+def _nearest(ladder: tuple[Rung, ...]) -> Rung:
+    return max(ladder, key=lambda rung: rung.r2)
 
 
 def _paired_loss(

@@ -92,7 +92,9 @@ def archive(found: AttentionMap, tokens: Sequence[str] | None) -> bytes:
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {"weights": found.weights, "names": np.array(found.names), "kind": np.array(found.kind)}
     arrays |= {"completeness": np.array(float(found.completeness)), "completeness_steps": found.completeness.steps}
-    np.savez_compressed(buffer, **arrays, **({} if tokens is None else {"tokens": np.array(tokens)}))
+    if tokens is not None:
+        arrays["tokens"] = np.array(tokens)
+    np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()
 
 

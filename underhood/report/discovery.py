@@ -36,6 +36,7 @@ from underhood.report.discovery_figure import draw_discovery
 from underhood.storage.atomic import make_folder, write_atomically
 from underhood.storage.files import load
 from underhood.sweep.spec import parse
+from underhood.sweep.store import results
 from underhood.sweep.sweep import Teller, run_sweep
 
 RECALL = "associative-recall"
@@ -251,6 +252,8 @@ def discovery(budget: str, runs: Path) -> Artifact:
     levels = ladder(budget)
     settings = {**SIZES[budget], "tasks": TASKS, "ladder": levels, "off": OFF}
     settings["recall"] = SMALL_RECALL if budget == "laptop" else TASKS["recall"]
+    swept = [one for name in ("rates", "seeds") for one in results(runs / "discovery" / name)]
+    settings |= {"runs": len(swept), "seconds": round(sum(one.get("seconds", 0.0) for one in swept))}
     figure = draw_discovery(found, levels)
     return Artifact("discovery", rows, settings, figure, seeds=tuple(range(SIZES[budget]["seeds"])))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from underhood.report.discovery import Finding
 
 NAMES = {"gradient-step": "step", "decayed-gradient-step": "decayed step", "k-gradient-steps": "k steps"}
-MARGIN = 2.5  # times the losses, on a logarithmic scale
+MARGIN = 2.0  # times the losses, on a logarithmic scale
 
 
 def draw_discovery(found: Sequence[Finding], levels: dict[str, dict[str, float]]) -> Figure:
@@ -45,8 +45,8 @@ def draw_discovery(found: Sequence[Finding], levels: dict[str, dict[str, float]]
     text = "What does each architecture find?  Loss of the best network; grey lines are what algorithms cost"
     figure.text(0.125, 0.995, text, fontsize=11, color=INK, va="top", weight="bold")
     caption = (
-        "●  from random weights   ◇  trained from compiled weights, each off by 1 %.   Beside the points: the nearest "
-        "attention (teacher-student) or algorithm (regression), and its R²."
+        "●  from random weights   ◇  trained from compiled weights, each off by 1 %   ▷  the same, and gone far off "
+        "the scale.   Words: the nearest attention or algorithm, and its R²."
     )
     figure.text(0.125, 0.01, caption, fontsize=8.5, color=FAINT, va="bottom")
     figure.subplots_adjust(top=0.86, bottom=0.13)
@@ -55,11 +55,9 @@ def draw_discovery(found: Sequence[Finding], levels: dict[str, dict[str, float]]
 
 def _draw_task(axes: Axes, found: Sequence[Finding], task: str, ladder: dict[str, float]) -> None:
     losses = [_loss(one, task) for one in found] + [level for level in ladder.values() if level > 0]
-    if task == "regression, uniform":
-        losses += [one.start["trained"] for one in found if one.start and one.start["trained"]]
+    highest = max(losses) * MARGIN
     axes.set_xscale("log")
-    low, high = min(losses) / MARGIN, max(losses) * MARGIN
-    axes.set_xlim(low, high * (max(losses) / min(losses)) ** 0.5)  # room for words on the right
+    axes.set_xlim(min(losses) / MARGIN, highest * (max(losses) / min(losses)) ** 0.75)  # room for words on the right
     for name, level in ladder.items():
         axes.axvline(level, color="#d5d5d5", linewidth=1, zorder=0)
         axes.text(level, -0.7, name, rotation=40, fontsize=7.5, color=FAINT, ha="left", va="bottom")
@@ -68,9 +66,11 @@ def _draw_task(axes: Axes, found: Sequence[Finding], task: str, ladder: dict[str
         loss = _loss(one, task)
         axes.plot([loss], [index], marker="o", color=colour, markersize=5.5)
         right = loss
-        if task == "regression, uniform" and one.start and one.start["trained"]:
-            start = one.start["trained"]
-            axes.plot([start], [index], marker="D", color=colour, markersize=4.5, markerfacecolor="white")
+        if task == "regression, uniform" and one.start:
+            start, gone = one.start["trained"], one.start["trained"] is None or one.start["trained"] > highest
+            start = highest if gone else start
+            look = {"marker": ">" if gone else "D", "markersize": 4.5, "markerfacecolor": "white"}
+            axes.plot([start], [index], color=colour, **look)
             axes.plot([start, loss], [index, index], color=colour, linewidth=0.8, alpha=0.4, zorder=0)
             right = max(start, loss)
         beside = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "fontsize": 7, "color": FAINT}
