@@ -61,14 +61,14 @@ def _pooled(
                 identity = running.pop(future)
                 yield identity, future.result()
     except BaseException:
-        workers_of_pool = list((pool._processes or {}).values())  # public from Python 3.14 on: kill_workers
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in workers_of_pool:
-            process.kill()
-            process.join()
+        for process in list((pool._processes or {}).values()):  # public from Python 3.14 on: kill_workers
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         raise
     finally:
-        pool.shutdown()
+        # Waits for the pool's own thread, which is the one that waits for its workers: of two that wait for one child,
+        # only one is told of its end.
+        pool.shutdown(cancel_futures=True)
 
 
 def _begin(parent: int) -> None:
