@@ -2,9 +2,10 @@
 
 python -m benchmarks.scale
 
-Steps are timed on one core. The paper's cost is the sum over its runs (`sweep_of("paper")`, and the two long runs of
-Sections 3.1 and 4.2) of steps times the time of a step, which is measured for each architecture and task at two widths
-with one layer; between and beyond them it is taken as a power of the width, and two layers as twice one.
+Steps are timed on one core. The paper's cost is the sum over its runs (`widths_of("paper")`,
+`architectures_of("paper")`, and the long runs of Sections 3.1 and 4.2) of steps times the time of a step. That is
+measured for each architecture and task at two widths with one layer; between and beyond them it is taken as a power of
+the width, and two layers as twice one.
 """
 
 from __future__ import annotations
@@ -75,11 +76,12 @@ class Steps:
 def paper_cost() -> dict[str, Any]:
     """Core hours of every run of the paper."""
     from underhood.fit.config import SECTION_3_1, SECTION_3_1_HIDDEN, SECTION_4_2, SECTION_4_2_HIDDEN
-    from underhood.report.sweeps import REGRESSION, TEACHER, sweep_of
+    from underhood.report.sweeps import REGRESSION, TEACHER, architectures_of, widths_of
     from underhood.sweep.spec import RunSpec
 
     steps = Steps()
-    first_order = [run for run in sweep_of("paper").expanded() if run.optimizer == "adamw"]
+    swept = [*widths_of("paper").expanded(), *architectures_of("paper").expanded()]
+    first_order = [run for run in swept if run.optimizer == "adamw"]
     jobs = [run.steps * steps.seconds(run) for run in first_order]
     student = SECTION_3_1.steps * steps.seconds(RunSpec(task=TEACHER, hidden=SECTION_3_1_HIDDEN))
     regression = 4 * SECTION_4_2.steps * steps.seconds(RunSpec(task=REGRESSION, hidden=SECTION_4_2_HIDDEN))

@@ -53,7 +53,9 @@ def test_compile_is_told_by_d_and_by_heads_and_refused_before_it_allocates(monke
     monkeypatch.setattr(memory, "available_memory", lambda: 1e15)
     assert foretell(small, "lstm") is None
     assert foretell(uh.random_attention(80, seed=0), "gru") is not None
-    assert foretell(uh.random_attention(64, heads=4, seed=0), "lru-in-out") is not None
+    assert foretell(uh.random_attention(64, heads=4, seed=0), "mingru") is not None
+    assert foretell(uh.random_attention(64, heads=4, seed=0), "lru-in-out") is None  # sparse
+    assert foretell(uh.random_attention(64, heads=4, seed=0), "lru-in-skip", layers=2) is not None
     assert foretell(uh.random_attention(64, heads=4, seed=0), "gla") is None
     uh.save(uh.random_attention(20, seed=0), tmp_path / "a.safetensors")
     monkeypatch.setattr(memory, "available_memory", lambda: 3e6)

@@ -3,9 +3,11 @@
 import copy
 import gc
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import underhood as uh
 from tests.tolerance import agree, error
@@ -49,6 +51,14 @@ def test_a_step_can_be_transformed():
     in_model = jax.grad(lambda model: jnp.sum(model.step(state, xs[0])[1]))(model)
     assert np.any(np.asarray(in_x))
     assert error(in_model.readout.bias, np.ones(3)) == 0
+
+
+def test_jit_of_a_model_says_what_to_use():
+    model = model_of(dtype=np.float32)
+    for way in (model, model.scan):
+        with pytest.raises(TypeError, match=r"Use eqx\.filter_jit\(model\)"):
+            jax.jit(way)(XS)
+    assert agree(eqx.filter_jit(model)(XS), model(XS), np.float32)
 
 
 def test_a_float32_model_computes_in_float32_inside_a_float64_one():

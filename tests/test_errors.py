@@ -1,6 +1,8 @@
 """One line, in either way of saying it, and the same after a trip through another process."""
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -29,3 +31,26 @@ def test_a_refusal_stays_data_through_a_pickle():
     again = pickle.loads(pickle.dumps(refusal))
     assert isinstance(again, uh.NotConstructible)
     assert again.as_data() == refusal.as_data()
+
+
+MISTAKES = """
+import underhood as uh
+for call in (
+    lambda: uh.make_model("lstm", 2, hidden=2.5),
+    lambda: uh.TeacherStudent("attn.safetensors", 4),
+    lambda: uh.make_model("lstm", 2, hidden=2) and uh.TeacherStudent(uh.random_attention(2), 4),
+):
+    try:
+        print(type(call()).__name__)
+    except uh.UnderhoodError as error:
+        print(error)
+"""
+
+
+def test_wrong_types_have_their_line_without_the_checks_of_these_tests():
+    """Here beartype refuses them first; a user has no beartype."""
+    done = subprocess.run([sys.executable, "-c", MISTAKES], capture_output=True, text=True)
+    first, second, sound = done.stdout.splitlines()
+    assert first == "expected hidden to be a whole number; got 2.5."
+    assert second.startswith("expected a linear attention; got str. Draw one with underhood sample")
+    assert sound == "TeacherStudent"

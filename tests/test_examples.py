@@ -1,6 +1,7 @@
 """Every example runs as it stands, is short, and shows what it says."""
 
 import runpy
+import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_a_gated_rnn_in_onnxruntime(capsys):
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # inside torch, at its first jacfwd
 def test_a_torch_trained_network_decompiled(capsys):
-    space = example("decompile_a_torch_network.py")
+    space, began = example("decompile_a_torch_network.py"), time.process_time()
     try:
         found, error = space["main"](seed=2)
     finally:
@@ -36,6 +37,7 @@ def test_a_torch_trained_network_decompiled(capsys):
     assert found.verdict == "linear-attention"
     assert error < 1e-9
     assert "10 iterations: loss" in capsys.readouterr().out
+    assert time.process_time() - began < 60
 
 
 def test_the_map_of_a_mamba(capsys, tmp_path):

@@ -56,7 +56,7 @@ def busy():
 
 
 def greedy():
-    kept = np.ones(2**24)  # 128 MB, touched
+    kept = np.ones(2**26)  # 512 MB, touched: far more than the system may take back meanwhile
     print(json.dumps({"size": kept.size}))
     return 0
 
@@ -79,6 +79,21 @@ def test_a_broken_reader_is_lost(call, lost):
     problem, _ = attempt(call, seconds=0.3 if call is busy else 5.0, memory=2**26)
     assert problem is not None
     assert lost in problem
+
+
+def test_waiting_is_told_from_computing_slowly(monkeypatch):
+    """A busy machine may take minutes for seconds of computing; who computes nothing meanwhile, waits."""
+    monkeypatch.setattr("torture.attempt.PATIENCE", 0.2)
+    monkeypatch.setattr("torture.attempt.IDLE", 1e-3)
+    until = time.monotonic() + 0.7
+
+    def slow():
+        while time.monotonic() < until:
+            sum(range(10_000))
+        return print("{}") or 0
+
+    assert attempt(slow) == (None, ANSWERED)
+    assert "without an end" in attempt(lambda: time.sleep(9))[0]
 
 
 def test_what_a_reader_may_do():
@@ -234,6 +249,12 @@ def raises(error):
 def test_misuse_that_is_not_refused_is_lost(call, lost):
     problem = api.judged(call)
     assert (problem is None) if lost is None else (lost in problem)
+
+
+def test_each_seed_orders_all_mistakes_anew():
+    known, wrong = {"one": (max, {"a": 1, "b": 2}), "other": (min, {"c": 3})}, {"None": None, "0": 0}
+    first, second = (api.ways(known, wrong, seed) for seed in (0, 1))
+    assert first != second and set(first) == set(second) and len(first) == 6
 
 
 def test_every_flag_of_a_size_is_beyond_the_memory(tmp_path):

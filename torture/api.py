@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import tempfile
 import traceback
 import warnings
@@ -23,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from torture.attempt import Hung
+from torture.attempt import alarms
 from torture.children import Child, in_processes, said
 from torture.tally import Tally
 
-CALLS = {"small": 80, "long": 3000}
-BATCH = 20  # calls of one process
-SECONDS = 60  # on the wall, of one call
+CALLS = {"small": 24, "long": None}  # None: every call with every mistake, some 3,200
+BATCH = 100  # calls of one process at most: its start takes longer than most of them
+SECONDS = 60  # of computing, in one call
 
 Call = tuple[Callable[..., Any], dict[str, Any]]  # function, sound arguments by name
 
@@ -141,7 +140,7 @@ def mistakes() -> dict[str, Any]:
 
 def judged(call: Callable[[], Any]) -> str | None:
     """What is wrong with how a call ends."""
-    with warnings.catch_warnings(record=True) as warned, _alarm():
+    with warnings.catch_warnings(record=True) as warned, alarms(SECONDS):
         warnings.simplefilter("always")
         try:
             answer = call()
@@ -163,18 +162,11 @@ def _not_finite(answer: Any) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def _alarm() -> Any:
-    def ring(number: int, frame: Any) -> None:
-        raise Hung(f"hang: {SECONDS} s without an end")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+def ways(known: dict[str, Call], wrong: dict[str, Any], seed: int) -> list[tuple[str, str, str]]:
+    """Every argument of every call with every mistake, in the order of the seed."""
+    found = [(name, argument, mistake) for name in known for argument in known[name][1] for mistake in wrong]
+    Random(seed).shuffle(found)
+    return found
 
 
 def tried(seed: int, begin: int, end: int) -> list[str | None]:
@@ -182,12 +174,8 @@ def tried(seed: int, begin: int, end: int) -> list[str | None]:
     with tempfile.TemporaryDirectory() as temporary:
         os.chdir(temporary)
         known, wrong, problems = calls(), mistakes(), []
-        for index in range(begin, end):
-            random = Random(f"{seed} {index}")
-            name = list(known)[index % len(known)]
-            function, sound = known[name]
-            argument, mistake = random.choice(list(sound)), random.choice(list(wrong))
-            given = wrong[mistake]
+        for name, argument, mistake in ways(known, wrong, seed)[begin:end]:
+            (function, sound), given = known[name], wrong[mistake]
             before = given.copy() if isinstance(given, np.ndarray) else None
             problem = judged(partial(function, **{**sound, argument: given}))
             if before is not None and problem is None and not _same(before, given):
@@ -217,9 +205,23 @@ def _batch(seed: int, begin: int, end: int) -> list[str | None]:
         return [said(f"calls {begin} to {end}", ended)] * (end - begin)
 
 
+def _ways_there_are() -> int:
+    """Counted in a process of its own: batches are forks, which jax in this one would hang."""
+    with tempfile.TemporaryDirectory() as temporary:
+
+        def inside() -> int:
+            os.chdir(temporary)
+            print(len(ways(calls(), mistakes(), 0)))
+            return 0
+
+        return int(Child(inside).wait().out)
+
+
 def run(scale: str, workers: int = 2, seed: int = 0) -> list[Tally]:
-    count, tally = CALLS[scale], Tally("api", "one wrong argument")
-    batches = [partial(_batch, seed, begin, min(begin + BATCH, count)) for begin in range(0, count, BATCH)]
+    tally = Tally("api", "one wrong argument")
+    count = CALLS[scale] or _ways_there_are()
+    step = min(BATCH, -(-count // workers))
+    batches = [partial(_batch, seed, begin, min(begin + step, count)) for begin in range(0, count, step)]
     for problem in (one for batch in in_processes(batches, workers) for one in batch):
         tally.count(problem)
     tally.detail = "TypeError or ValueError in one line, or finite numbers; arguments untouched"

@@ -12,13 +12,14 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 SECONDS = 5.0  # of computing; a busy machine makes a clock on the wall say nothing
-PATIENCE = 60.0  # on the wall, for what waits without computing
+PATIENCE, IDLE = 60.0, 0.3  # seconds on the wall with fewer of computing: it waits
 MEMORY = 2**30
 
 REFUSED, ANSWERED = "refused", "answered"
@@ -40,7 +41,7 @@ def attempt(
     """(what was lost, or None; refused or answered). `out` is what the command would write; a refusal has `lines`."""
     before = _resident()
     _forget_peak()
-    with _captured() as texts, _alarms(seconds):
+    with _captured() as texts, alarms(seconds):
         code, escaped = _code_of(call)
     out_text, err = texts
     grown = _peak() - before
@@ -135,14 +136,21 @@ def _captured() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def _alarms(seconds: float) -> Iterator[None]:
+def alarms(seconds: float = SECONDS) -> Iterator[None]:
+    """Raises Hung after so many seconds of computing, or where nothing is computed for as long as patience lasts."""
+    computed = time.process_time()
+
     def ring(number: int, frame: Any) -> None:
-        what = f"{seconds:g} s of computing" if number == signal.SIGPROF else f"{PATIENCE:g} s without an end"
-        raise Hung(f"hang: {what}")
+        nonlocal computed
+        if number == signal.SIGPROF:
+            raise Hung(f"hang: {seconds:g} s of computing")
+        before, computed = computed, time.process_time()
+        if computed - before < IDLE:
+            raise Hung(f"hang: {PATIENCE:g} s without an end")
 
     before = {number: signal.signal(number, ring) for number in (signal.SIGPROF, signal.SIGALRM)}
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE, PATIENCE)
     try:
         yield
     finally:

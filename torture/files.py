@@ -21,7 +21,7 @@ from torture.children import Child, command, in_processes
 from torture.tally import Tally
 
 BATCH = 250  # inputs of one process: what a crash of the process can take with it is one of them
-INPUTS = {"small": 400, "long": 20_500}
+INPUTS = {"small": 80, "long": 20_500}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +249,7 @@ def _reported(work: Callable[[int], int]) -> Iterator[tuple[int, str | None, str
     os.close(writing)
     buffer, under_way = b"", None
     while True:
-        ready, _, _ = select.select([reading], [], [], 2 * PATIENCE)
+        ready, _, _ = select.select([reading], [], [], 10 * PATIENCE)
         piece = os.read(reading, 65536) if ready else b""
         *lines, buffer = (buffer + piece).split(b"\n")
         for line in lines:

@@ -19,7 +19,7 @@ from torture.attempt import MEMORY, REFUSED, attempt
 from torture.children import Child, command, done, in_processes, said
 from torture.tally import Tally
 
-ATTEMPTS = {"small": 24, "long": 400}
+ATTEMPTS = {"small": 8, "long": 400}
 FREE = 2e9  # bytes that the machine says it has
 ROOM = 8 << 30  # of address space beyond what is in use: a loss here must not be one for the machine
 SECONDS = 5.0

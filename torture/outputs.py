@@ -22,7 +22,7 @@ from torture.attempt import attempt
 from torture.children import command, done, in_processes
 from torture.tally import Tally
 
-ATTEMPTS = {"small": 60, "long": 1500}
+ATTEMPTS = {"small": 20, "long": 1500}
 PATIENT = 120.0  # seconds of computing: what compiles for the first time is slow, and not what is tried here
 NEVER, FORCED, ALWAYS = (False, False), (False, True), (True, True)  # may it be written: as it is, with --force?
 

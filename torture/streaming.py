@@ -17,7 +17,7 @@ import numpy as np
 from torture.children import in_processes
 from torture.tally import Tally
 
-STEPS = {"small": 100_000, "long": 10_000_000}
+STEPS = {"small": 50_000, "long": 10_000_000}
 CHUNK, BOUND = 10_000, 1.0
 TOLERANCE = 1e-6  # of the largest output: rounding adds up over the horizon, and the compiler bounds the worst of it
 MOST_GROWTH = 64 * 2**20  # bytes between the first chunks and the end

@@ -39,6 +39,8 @@ COSTS: dict[str, Cost] = {
     "compile": Cost((0.069, 0.90), (0.027, 0.60)),
     "compile gla": Cost((0.046, 0.91), (0.021, 0.30)),
     "compile mlstm": Cost((0.25, 0.66), (0.17, 0.01)),
+    "compile lru-in-out, sparse": Cost((0.27, 0.66), (0.51, 0.00)),
+    "compile mamba, sparse": Cost((1.1, 0.44), (0.95, 0.07)),
     "probe": Cost((1.3e-05, 2.57), (0.00012, 1.46)),
     "compile lru": Cost((0.0075, 1.63), (1.7e-05, 2.86)),
     "compile lru-in-out": Cost((0.0025, 1.89), (2.6e-06, 3.36)),

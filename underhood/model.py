@@ -172,9 +172,13 @@ class AbstractModel(Part):
     @dispatch.unwrapped
     def step(self, state: State, x: Any) -> tuple[State, Any]:
         """One input (d,) → the next state and the output (d_out,)."""
-        kept = dispatch.prepared(self) or self  # either has d and dtype; what is kept, at once
+        kept = dispatch.prepared(self)
+        if kept is None:
+            with precision_of(self):
+                state, y = dispatch.jitted(_step_of, self, state, as_input(x, self.d, self.dtype))
+                return state, like_input(y, x)
         with precision(kept.dtype):
-            state, y = dispatch.call(_step_of, self, state, as_input(x, kept.d, kept.dtype))
+            state, y = kept.call(_step_of, state, as_input(x, kept.d, kept.dtype))
             return state, like_input(y, x)
 
     def scan(self, xs: Any, state: State | None = None) -> tuple[Any, State]:
@@ -187,6 +191,10 @@ class AbstractModel(Part):
     def __call__(self, xs: Any) -> Any:
         """A sequence (t, d) → the outputs (t, d_out); for a batch, `jax.vmap(model)`."""
         return self.scan(xs)[0]
+
+    def __hash__(self) -> int:
+        # jax.jit asks for one, and would say no more than that an array has none.
+        raise TypeError("a model has no hash, which jax.jit asks for. Use eqx.filter_jit(model).")
 
     def _public(self, function: Callable[..., Array], xs: Any) -> Any:
         """Another way to map a sequence, given the same treatment as the call."""
@@ -267,8 +275,12 @@ def make_model(
     d_out = d if d_out is None else d_out
     sizes = {} if pre_readout is None else {"pre_readout": pre_readout}
     for what, size in {"d": d, "hidden": hidden, "layers": layers, "d_out": d_out, **sizes}.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise UnderhoodError(f"expected {what} to be a whole number", repr(size))
         if size < 1:
             raise UnderhoodError(f"expected {what} of 1 or more", size)
+        if size >= 2**31:
+            raise UnderhoodError(f"expected {what} below 2³¹", f"a number of {int(size).bit_length()} bits")
     if chosen.most_layers is not None and layers > chosen.most_layers:
         rule = f"expected at most {chosen.most_layers} layer{'s' * (chosen.most_layers > 1)} for {name}"
         raise UnderhoodError(rule, layers)

@@ -70,7 +70,7 @@ def test_it_is_transformers(key_heads, heads, length):
     module = net(key_heads, heads)
     cell, xs = cell_of(module), np.random.default_rng(1).normal(size=(length, 6))
     worst, errors = disagreement(module, cell, {}, xs)
-    assert worst <= 1.5 * TOLERANCE, errors  # 1.2 without XLA's optimiser, which sums in another order
+    assert worst <= TOLERANCE, errors
     assert disagreement(module, perturbed(cell), {}, xs)[0] > TOLERANCE
 
 

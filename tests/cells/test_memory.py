@@ -31,7 +31,7 @@ def with_gradients(function, signals):
     return jax.value_and_grad(lambda some: jnp.sum(weights * function(some)))(signals)
 
 
-@pytest.mark.parametrize("length", [2, 32, 33])
+@pytest.mark.parametrize("length", [pytest.param(2, marks=pytest.mark.slow), 32, 33])
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("empty", [False, True])
 def test_chunks_are_steps(length, delta, empty):

@@ -37,7 +37,7 @@ def both_parts(values):
 
 
 @pytest.mark.parametrize("method", SCANS)
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", [pytest.param(n, marks=pytest.mark.slow if n in (2, 31) else ()) for n in LENGTHS])
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
 def test_every_kernel_matches_the_loop(method, length, dtype):
     arguments = problem(length, dtype)

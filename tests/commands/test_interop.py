@@ -69,7 +69,7 @@ def test_a_gated_rnn_brings_its_module(tmp_path, capsys):
         (["torch"], "torch", ["import", "w.pt", "--kind", "lstm", "--out", "new"]),
         (["onnxruntime"], "onnx", ["export", "rnn", "--to", "onnx", "--out", "new"]),
         (["onnx", "onnxruntime", "jax2onnx"], "onnx", ["export", "rnn", "--to", "onnx", "--out", "new"]),
-        (["jax2onnx"], "onnx", ["export", "rnn", "--to", "onnx", "--out", "new"]),
+        pytest.param(["jax2onnx"], "onnx", ["export", "rnn", "--to", "onnx", "--out", "new"], marks=pytest.mark.slow),
     ],
 )
 def test_without_an_extra_the_command_says_which(hidden, extra, arguments, tmp_path):

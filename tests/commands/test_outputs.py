@@ -21,6 +21,7 @@ def made(tmp_path_factory):
     uh.save(attention, folder / "attn")
     uh.save(uh.compile(attention, to="gated-rnn", horizon=5).model, folder / "rnn")
     uh.save(uh.make_model("gated-rnn", 2, hidden=3), folder / "no")
+    (folder / "probed_square.py").write_text("import numpy as np\ndef f(xs):\n    return np.tril(xs @ xs.T) @ xs\n")
     np.savez(folder / "weights", w_value=np.eye(2), w_key=np.eye(2), w_query=np.eye(2))
     (folder / "results" / "quick").mkdir(parents=True)
     row = {"name": "loss", "paper": None, "here": 1.0, "met": True}
@@ -48,6 +49,7 @@ COMMANDS = {
     "compile": ["compile", "attn", "--to", "gated-rnn", "--horizon", "5"],
     "disguise": ["disguise", "rnn"],
     "decompile": ["decompile", "rnn", "--against", "attn", "--horizon", "5"],
+    "probe": ["probe", "probed_square:f", "--d", "2", "--against", "attn"],
     "explore": ["explore", "rnn", "--against", "attn"],
     "import": ["import", "weights.npz", "--kind", "attention"],
     "report": ["report", "results"],

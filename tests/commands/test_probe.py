@@ -58,6 +58,10 @@ def test_a_no_is_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:
         (("probed_by_hand:attention", "--d", "1000000"), "not enough memory for probing d = 1000000"),
         (("probed_by_hand:attention", "--d", "2", "--length", "1000000000"), "not enough memory"),
         (("probed_by_hand:attention", "--d", "2", "--length", "1"), "expected length of 3 or more; got 1"),
+        (("probed_by_hand:attention", "--d", "-2"), "expected d of 1 or more; got -2"),
+        (("probed_by_hand:attention", "--d", "0"), "expected d of 1 or more; got 0"),
+        (("probed_by_hand:attention", "--d", "3", "--inputs", "pairs.npy"), "expected sequences with 3 inputs"),
+        (("probed_by_hand:attention", "--d", "3", "--task", "linear-regression"), "got 6 inputs. Leave out --d"),
         (("probed_by_hand:attention", "--d", "2", "--seed", "-1"), "expected a seed of 0 or more"),
         (("probed_by_hand:attention",), "cannot tell the input size"),
         (("probed_by_hand:leaves", "--d", "2"), "SystemExit: 0"),
@@ -71,9 +75,33 @@ def test_a_no_is_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_one_line_for_each_mistake(arguments: tuple[str, ...], message: str, capsys) -> None:
     np.save("flat.npy", np.ones((5, 2)))
+    np.save("pairs.npy", np.ones((4, 5, 2)))
     assert _probe(*arguments) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("underhood: ") and message in line
+
+
+@pytest.mark.parametrize(
+    "name, remedy",
+    [
+        ("probed_by_hand", "package.module:callable"),
+        ("probed_by_hand.py:attention", "Use probed_by_hand:attention."),
+        ("rnn", "underhood decompile rnn"),
+    ],
+)
+def test_a_name_that_names_no_function_runs_nothing(name: str, remedy: str, capsys) -> None:
+    Path("rnn").write_text("a network, say")
+    assert _probe(name, "--d", "2") == 2
+    error = capsys.readouterr().err
+    assert "running" not in error and remedy in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("sizes", [("--d", "100000"), ("--d", "4", "--length", "100000")])
+def test_sizes_beyond_8_gigabytes_are_refused_before_anything_is_drawn(sizes, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("underhood.memory.available_memory", lambda: 8e9)
+    assert _probe("probed_by_hand:attention", *sizes) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "not enough memory" in line and "8 GB are free" in line
 
 
 def test_inputs_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,14 @@ def test_a_start_that_failed_does_not_refuse_the_next(capsys, tmp_path):
     assert run(capsys, *SMALL, *out)[0] == 2  # now there is something to lose
 
 
+def test_a_file_is_no_run_folder(capsys, tmp_path):
+    (tmp_path / "thesis").write_text("years of work")
+    for flags in ([], ["--resume"]):
+        code, _, err = run(capsys, *SMALL, "--out", str(tmp_path / "thesis"), *flags)
+        assert (code, err) == (2, f"underhood: not a folder: {tmp_path / 'thesis'}. Choose another with --out.\n")
+    assert (tmp_path / "thesis").read_text() == "years of work"
+
+
 def test_ctrl_c_leaves_a_checkpoint_and_says_so(capsys, tmp_path, monkeypatch):
     from underhood.commands import progress
 
@@ -148,6 +156,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_so(capsys, tmp_path, monkeypatch):
         (["--optimizer", "levenberg", "--tensorboard"], "--tensorboard belongs to"),
         (["--task", "linear-regression", "--length", "3"], "no setting length"),
         (["--set", "length"], "name=value"),
+        (["--set"], "--set has no value"),
+        (["--learning-rate"], "--learning-rate has no value. Give one or more"),
+        (["--weight-decay", "--steps", "3"], "--weight-decay has no value"),
         (["--length", "3", "--set", "length=4"], "given twice"),
     ],
 )
@@ -160,6 +171,14 @@ def test_bad_flags_are_one_line_and_exit_2(arguments, words, capsys, tmp_path):
     assert code == 2
     assert words in err
     assert err.strip().count("\n") == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_networks_beyond_8_gigabytes_are_refused_before_they_are_made(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("underhood.memory.available_memory", lambda: 8e9)
+    assert main(["train", "--hidden", "20000", "--out", str(tmp_path / "run")]) == 2
+    err = capsys.readouterr().err
+    assert "not enough memory for a network" in err and "8 GB are free" in err
     assert not (tmp_path / "run").exists()
 
 

@@ -57,7 +57,7 @@ def test_further_scales_take_the_error_down():
 def test_float32_holds_a_few_parts_in_a_thousand():
     compiled = uh.compile(attention(4, 1, seed=1), to="griffin", horizon=200, dtype="float32")
     assert compiled.verified
-    assert 1e-5 < compiled.max_rel_error <= 3e-3
+    assert 1e-5 < compiled.max_rel_error <= 3e-3  # 0.6e-3; 2.5e-3 where XLA does not fuse products and sums
 
 
 @pytest.mark.slow

@@ -64,6 +64,15 @@ def test_the_public_module_computes_it_in_float32(source):
             assert error(ys, extended(source, xs)) <= 1e-5
 
 
+def test_the_public_module_has_the_sparse_form_written_out():
+    source = SOURCES["rectangular"]
+    module = uh.to_torch(uh.compile(source, to="mamba", sparse=True, horizon=20).model)
+    xs = np.random.default_rng(5).normal(size=(12, source.d))
+    with torch.no_grad():
+        ys = module(torch.from_numpy(xs)).numpy()
+    assert error(ys, source(xs)) <= 1e-6  # its states are float32
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("source", MANY)
 def test_many_attentions(source):

@@ -262,7 +262,7 @@ def test_products_of_two_memories_come_in_pairs():
         uh.attention_map(attention(), xs).pairs(3)
 
 
-@pytest.mark.parametrize("name", ["mamba", "gla", "rwkv7", "lru"])
+@pytest.mark.parametrize("name", ["mamba", pytest.param("gla", marks=pytest.mark.slow), "rwkv7", "lru"])
 def test_long_sequences_are_cut_into_tiles(name, monkeypatch):
     """Tiles of a few rows, and rows made when they are asked for, are the same numbers."""
     xs, model = sequence(70), random_model(name)

@@ -74,7 +74,7 @@ def test_compiled_cells_are_attention(target: str) -> None:
     assert found.hidden_before == model.hidden and found.hidden_after is None
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru", "lru"])
+@pytest.mark.parametrize("name", [pytest.param("lstm", marks=pytest.mark.slow), "gru", "lru"])
 def test_random_stacks_are_not(name: str) -> None:
     model = uh.make_model(name, 2, hidden=12, layers=2, seed=1)
     assert uh.decompile(model).verdict == "not-attention"
@@ -113,7 +113,9 @@ def test_what_cannot_be_probed(function, message: str) -> None:
         uh.probe(function, 3)
 
 
-@pytest.mark.parametrize("decays", [(0.9, 0.5), (0.0,), (0.01,), (1.0, 0.0), (0.9, 0.0)])
+@pytest.mark.parametrize(
+    "decays", [(0.9, 0.5), (0.0,), (0.01,), *(pytest.param(two, marks=pytest.mark.slow) for two in ((1, 0), (0.9, 0)))]
+)
 def test_one_function_has_one_verdict(decays: tuple[float, ...]) -> None:
     """The decompiler reads the weights, the probe asks: several decays, and those next to nothing."""
     source = uh.random_attention(3, heads=len(decays), seed=1)
@@ -124,3 +126,12 @@ def test_one_function_has_one_verdict(decays: tuple[float, ...]) -> None:
     assert found.verdict == "decayed-attention"
     assert found.decay is not None
     assert sorted(set(np.round(found.decay, 6))) == sorted(set(decays))
+
+
+def test_two_decays_are_found_in_an_lstm() -> None:
+    """The same function in a network that has to be probed gets the verdict that weights get."""
+    source = uh.random_attention(2, heads=2, seed=1)
+    faded = uh.LinearAttention(source.w_value, source.w_key, source.w_query, np.array([0.9, 0.5]))
+    found = uh.decompile(uh.compile(faded, to="lstm").model)
+    assert found.verdict == "decayed-attention" and found.decay is not None
+    assert sorted(set(np.round(found.decay, 3))) == [0.5, 0.9]

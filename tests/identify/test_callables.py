@@ -128,19 +128,21 @@ def test_sizes_are_checked_before_anything_is_asked(settings: dict[str, int]) ->
         uh.probe(lambda xs: pytest.fail("it was called"), **settings)
 
 
-def test_one_thread_for_small_sizes_and_the_users_own_afterwards() -> None:
+@pytest.mark.parametrize("ask", [uh.probe, uh.decompile])
+def test_one_thread_for_small_sizes_and_the_users_own_afterwards(ask) -> None:
     from threadpoolctl import threadpool_info
 
     before, inside = torch.get_num_threads(), []
 
-    def watched(xs: np.ndarray) -> np.ndarray:
-        inside.append((torch.get_num_threads(), *(one["num_threads"] for one in threadpool_info())))
-        return _attention(xs)
+    class Watched(OneByOne):
+        def forward(self, xs):
+            inside.append((torch.get_num_threads(), *(one["num_threads"] for one in threadpool_info())))
+            return super().forward(xs)
 
     torch.set_num_threads(2)
     try:
-        uh.probe(watched, d=3, batched=False)
-        assert set(inside[0]) == {1}
+        ask(Watched().eval())
+        assert set().union(*inside) == {1}
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -207,7 +207,7 @@ def test_only_the_last_outputs_of_the_last_step_count():
         ({"d_x": 0}, "expected d_x of 1 or more; got 0"),
         ({"seed": -1}, "expected seed of 0 or more"),
         ({"inputs": "cubic"}, "expected inputs uniform, sphere, normal"),
-        ({"d_y": 2}, "expected d=6"),
+        ({"d_y": 2}, r"expected d_x \+ d_y = 6"),
         ({"observations": 10**12}, "not enough memory"),
     ],
 )
@@ -245,4 +245,5 @@ def test_the_command_answers_in_json_and_by_its_exit_code(tmp_path, capsys):
     assert "none of the known ones" in shown and "nearest" in shown and "k-gradient-steps" in shown
     assert main(["in-context", str(other)]) == 2
     captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1 and "expected d=4" in captured.err
+    told = "expected d_x + d_y = 4, the inputs of this network; got 3 + 3. Give --d-x and --d-y."
+    assert captured.err == f"underhood: {told}\n"

@@ -120,3 +120,13 @@ def test_safetensors_with_a_length_that_looks_like_a_pickle_are_read(tmp_path):
         assert note < 2000
     found, _ = read_state_dict(path)
     assert found.keys() == tensors.keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_tensors_of_a_module_are_weights(dtype):
+    """As they are, gradients and all; what NumPy has no dtype for is widened."""
+    weights = [torch.nn.Parameter(torch.randn(3, 3, dtype=dtype)) for _ in range(3)]
+    found = uh.LinearAttention(*weights)
+    assert found.dtype == (np.float64 if dtype == torch.float64 else np.float32)
+    for name, weight in zip(("w_value", "w_key", "w_query"), weights, strict=True):
+        np.testing.assert_array_equal(np.asarray(getattr(found, name))[0], weight.detach().double().numpy())

@@ -75,3 +75,27 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         uh.probe(tmp_path / "none.onnx", d=2)
     with pytest.raises(uh.UnderhoodError, match=r"torch\.nn\.Module"):
         as_callable(np.tanh)
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "says"),
+    [
+        (uh.decompile, uh.LSTM, r"not the class LSTM\. Use LSTM\(\.\.\.\)"),
+        (uh.decompile, torch.nn.LSTM, "not the class LSTM"),
+        (uh.decompile, "rnn.safetensors", r"Read the file with uh\.load"),
+        (uh.from_torch, torch.nn.LSTM, "Give the instance, not the class"),
+        (uh.from_torch, torch.nn.LSTM(2, 3).state_dict(), "got OrderedDict. Weights in a file: underhood import"),
+        (uh.from_torch, torch.nn.LSTM(2, 3, device="meta"), r"without weights\. Load its weights first"),
+    ],
+)
+def test_what_is_given_by_mistake_has_its_line(call, given, says):
+    with pytest.raises(uh.UnderhoodError, match=says) as caught:
+        call(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_compiled_network_is_its_model():
+    compiled = uh.compile(uh.random_attention(2, seed=0), to="gated-rnn", horizon=3)
+    with pytest.raises(uh.UnderhoodError, match=r"got Compiled\. Use its \.model\."):
+        uh.decompile(compiled)
+    assert uh.decompile(compiled.model).verdict == "linear-attention"

@@ -64,12 +64,13 @@ def test_what_is_read_off_a_network(tmp_path, monkeypatch):
 
 def finding(model, layers, loss, **told):
     """One as the study makes it, with the numbers of the caller."""
-    regression = {"loss": loss, "algorithm": "none", "nearest": "gradient-step", "algorithm_r2": 0.5, **told}
+    seeds = {"losses": [loss, 2 * loss], "found": True, "found_by": 1}
+    regression = {"loss": loss, "algorithm": "none", "nearest": "gradient-step", "algorithm_r2": 0.5, **seeds, **told}
     tasks = {
-        "teacher-student": {"held_out_loss": loss, "attention_r2": told.get("attention_r2", 0.2)},
+        "teacher-student": {"held_out_loss": loss, "attention_r2": told.get("attention_r2", 0.2), **seeds},
         "regression, uniform": {**regression, "attention_r2": 0.4},
         "regression, sphere": {**regression, "attention_r2": 0.4},
-        "recall": {"held_out_loss": 2 * loss},
+        "recall": {"held_out_loss": 2 * loss, **seeds},
     }
     start = None if told.get("algorithm") else {"perturbed": 0.2, "trained": 0.1, "optimal": 7 / 74}
     return Finding(model, layers, fewest_layers(model), tasks, start)
@@ -81,6 +82,8 @@ def test_rows_tell_holds_from_finds():
     assert rows["Mamba: finds attention"] == "no"
     assert rows["Mamba: stays at the compiled weights"] == "yes"
     assert rows["Mamba: regression, uniform, algorithm"] == "none"
+    assert rows["Mamba: regression, uniform, median loss over seeds"] == pytest.approx(0.45)
+    assert rows["Mamba: seeds that find attention"] == "1 of 2"
     found = {
         row.name: row.here for row in rows_of(finding("gru-after", 1, 0.1, algorithm="delta-rule", attention_r2=1.0))
     }

@@ -186,4 +186,6 @@ def test_what_cannot_be_shown_is_refused(tmp_path, capsys):
         uh.explore(large, tmp_path / "e.html")
     with pytest.raises(uh.UnderhoodError, match="sequence"):
         uh.explore(compiled(), tmp_path / "e.html", xs=np.ones((3, 7)))
+    with pytest.raises(uh.UnderhoodError, match="expected real inputs; got complex"):
+        uh.explore(compiled(), tmp_path / "e.html", xs=1j * np.ones((3, compiled().d)))
     assert not (tmp_path / "e.html").exists()

@@ -3,8 +3,19 @@
 import json
 from pathlib import Path
 
-from underhood.report.findings import FINDINGS, main, transition
-from underhood.report.sweeps import REGRESSION, SIZES, TEACHER, sweep_of
+import numpy as np
+import pytest
+
+from underhood.report.findings import FINDINGS, correlation, main, transition
+from underhood.report.sweeps import (
+    REGRESSION,
+    SIZES,
+    TEACHER,
+    architectures_of,
+    best_rates,
+    rates_of,
+    widths_of,
+)
 from underhood.sweep.store import results
 
 COMMITTED = Path(__file__).resolve().parents[2] / "results" / "laptop" / "sweep"
@@ -18,10 +29,14 @@ def test_the_transition_is_where_the_loss_has_fallen_half_way_on_a_log_scale():
     assert transition([{"hidden": 4, "loss": -1e-5}, {"hidden": 2, "loss": 1.0}], "loss") == 4
 
 
+def both(budget):
+    return [*widths_of(budget).expanded(), *architectures_of(budget).expanded()]
+
+
 def made_up(**losses):
     """A run of each kind that the laptop sweep has, at the largest width, with these losses."""
     records = []
-    for run in sweep_of("laptop").expanded():
+    for run in both("laptop"):
         key = f"{'t' if run.task == TEACHER else 'r'}_{run.model.replace('-', '_')}"
         loss = losses.get(key, 1.0) / run.hidden
         record = {**run.model_dump(), "held_out_loss": loss, "validation_loss": 2 * loss, "excess": loss}
@@ -45,16 +60,65 @@ def test_findings_that_hold_and_findings_that_do_not():
     assert all(row.met for row in FINDINGS["figure5"](made_up(**HOLDS)))
 
 
-def test_the_sweeps_of_both_budgets_are_valid():
+def made_up_runs(count, *, slope, gap=0.0, noise=0.0):
+    """Two architectures; loss rises with the distance by `slope` in each, and by `gap` from one to the other."""
+    random, records = np.random.default_rng(1), []
+    for model, offset in (("gru", 0.0), ("lru", gap)):
+        for hidden in range(1, count + 1):
+            distance = (hidden + offset) / (4 * (count + gap))
+            loss = 5 + slope * hidden + offset + noise * random.standard_normal()
+            records.append(
+                {"model": model, "layers": 1, "hidden": hidden, "attention_r2": 1 - distance, "validation_loss": loss}
+            )
+    return records
+
+
+def test_a_correlation_has_an_interval_that_covers_it_and_narrows():
+    few, many = (correlation(made_up_runs(count, slope=1.0, noise=2.0)) for count in (6, 60))
+    for one in (few, many):
+        assert -1 <= one.low < one.value < one.high <= 1
+    assert many.high - many.low < few.high - few.low
+    assert (few.runs, many.runs) == (12, 120)
+    chance = correlation(made_up_runs(30, slope=0.0, noise=1.0))
+    assert chance.low < 0 < chance.high
+    exact = correlation(made_up_runs(10, slope=1.0))
+    assert exact.value == pytest.approx(1) and exact.low == pytest.approx(1)
+
+
+def test_a_gap_between_architectures_is_no_correlation_within_them():
+    """Within each, networks further from attention are better; but one architecture is both further and worse."""
+    records = made_up_runs(10, slope=-0.5, gap=40.0)
+    assert correlation(records).low > 0
+    assert correlation(records, within=True).value == pytest.approx(-1)
+
+
+def test_the_sweeps_of_all_budgets_are_valid():
     for budget, sizes in SIZES.items():
-        runs = sweep_of(budget).expanded()
+        runs = both(budget)
         assert {run.steps for run in runs if run.probe and run.task == REGRESSION} == {sizes["steps"][REGRESSION]}
         assert {run.model for run in runs if run.probe} >= {"gated-rnn-dense", "lru-in-skip", "lstm", "gru"}
 
 
+def test_each_architecture_trains_at_the_rate_of_its_search():
+    searched = [
+        {
+            **run.model_dump(),
+            "status": "done",
+            "held_out_loss": abs(run.learning_rate - (1e-2 if run.layers == 2 else 3e-3)),
+        }
+        for run in rates_of("overnight").expanded()
+    ]
+    searched[0] |= {"status": "diverged", "held_out_loss": 0.0}
+    rates = best_rates(searched)
+    assert set(rates.values()) == {3e-3, 1e-2}
+    runs = architectures_of("overnight", rates).expanded()
+    assert {(run.layers, run.learning_rate) for run in runs} == {(1, 3e-3), (2, 1e-2)}
+    assert {run.learning_rate for run in architectures_of("overnight").expanded()} == {1e-3}
+
+
 def test_the_committed_runs_are_whole_and_say_what_the_figures_say(capsys):
-    records = results(COMMITTED)
-    assert {record["id"] for record in records} >= {run.id for run in sweep_of("laptop").expanded()}
+    records = [record for name in ("widths", "architectures") for record in results(COMMITTED / name)]
+    assert {record["id"] for record in records} >= {run.id for run in both("laptop")}
     main(str(COMMITTED))
     printed = capsys.readouterr().out
     for figure, ask in FINDINGS.items():

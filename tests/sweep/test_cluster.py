@@ -12,8 +12,9 @@ import time
 import pytest
 
 from tests.sweep.specs import numbers, sweep
+from underhood.errors import UnderhoodError
 from underhood.sweep import run_sweep
-from underhood.sweep.cluster import Tls, run_on_cluster
+from underhood.sweep.cluster import Tls, require_address, run_on_cluster
 from underhood.sweep.store import results
 
 pytest.importorskip("distributed", reason="the extra `distributed` is not installed")
@@ -124,12 +125,19 @@ def test_the_same_numbers_as_on_one_machine(cluster, tmp_path):
 
 
 def test_no_scheduler_is_a_clear_error():
-    from underhood.errors import UnderhoodError
-
     heard = []
     with pytest.raises(UnderhoodError, match="dask scheduler"):
         run_on_cluster([{"id": "a", "runs": []}], "tcp://127.0.0.1:9", print, warn=heard.append, patience=0.0)
     assert len(heard) == 1
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1", "http://127.0.0.1:8786", "tcp://127.0.0.1:99999", ""])
+def test_what_is_no_address_is_refused_before_anything_is_written(address, tmp_path):
+    with pytest.raises(UnderhoodError, match=r"Such as tcp://127\.0\.0\.1:8786"):
+        run_sweep(sweep({}), tmp_path / "out", scheduler=address)
+    assert not (tmp_path / "out").exists()
+    for good in ("tcp://127.0.0.1:8786", "127.0.0.1:8786", "tls://[::1]:8786"):
+        require_address(good)
 
 
 def test_over_tls(tmp_path):

@@ -88,7 +88,7 @@ def test_an_error_where_results_are_kept_ends_the_workers(tmp_path):
 
 def test_killed_with_all_its_workers_and_resumed(tmp_path):
     spec, out = tmp_path / "spec.json", tmp_path / "out"
-    spec.write_text(json.dumps(sweep({"hidden": [3, 4], "steps": 2000}, checkpoint_every=200)))
+    spec.write_text(json.dumps(sweep({"hidden": [3, 4], "steps": 600}, checkpoint_every=100)))
     command = [*COMMAND, "sweep", str(spec), "--out", str(out), "--workers", "2", "--resume"]
     started = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     while not list(out.glob("jobs/*/checkpoints/*.safetensors")) and started.poll() is None:
@@ -115,6 +115,21 @@ def test_one_impossible_run_does_not_lose_the_others(tmp_path, capsys):
     assert bad["retry"]
     with Store(out).opened({}, resume=True) as store:  # another machine may have the memory
         assert set(store.done) == {good["id"]}
+
+
+def test_a_start_that_failed_does_not_refuse_the_next(tmp_path, monkeypatch):
+    """No scheduler answered, say: nothing ended, and nothing is lost by starting again, even with another one."""
+
+    def unreachable(*_):
+        raise UnderhoodError("no dask scheduler answers")
+
+    with monkeypatch.context() as now, pytest.raises(UnderhoodError, match="no dask"):
+        now.setattr("underhood.sweep.sweep.run_here", unreachable)
+        run_sweep(sweep({"steps": 5}), tmp_path, workers=1)
+    assert len(run_sweep(sweep({"steps": 6}), tmp_path, workers=1)) == 1
+    assert json.loads((tmp_path / "spec.json").read_text())["runs"][0]["steps"] == [6]
+    with pytest.raises(UnderhoodError, match="holds a sweep already"):  # now there is something to lose
+        run_sweep(sweep({"steps": 6}), tmp_path, workers=1)
 
 
 def test_a_worker_that_dies_fails_its_own_job_alone(tmp_path, monkeypatch):
@@ -163,6 +178,13 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     spec.write_text(json.dumps(sweep({})))
     assert main(["sweep", str(spec), "--out", str(out)]) == 130
     assert f"go on with: underhood sweep {spec} --out {out} --resume" in capsys.readouterr().err
+
+
+def test_a_sweep_that_probes_shows_what_it_found(undisturbed, tmp_path, capsys):
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(SPEC))
+    assert main(["sweep", str(spec), "--out", str(undisturbed[0]), "--resume"]) == 0
+    assert "attention_r2" in capsys.readouterr().out
 
 
 def test_a_table_at_80_columns_keeps_exponents(capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """A specification is checked whole before anything starts, and what is wrong names its entry."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from tests.sweep.specs import SMALL, sweep
 from underhood.errors import UnderhoodError
 from underhood.sweep.job import jobs_of
 from underhood.sweep.spec import RunSpec, parse, read_spec
-from underhood.sweep.store import results
+from underhood.sweep.store import RESULTS, results
 
 
 def test_an_entry_stands_for_every_combination():
@@ -28,14 +29,15 @@ def test_a_run_has_the_same_name_everywhere():
 
 
 def test_fields_that_came_later_leave_names_as_they_were():
-    """The names of the committed sweep, which knows nothing of l2 and settings."""
-    folder = Path(__file__).parents[2] / "results" / "laptop" / "sweep"
-    for record in results(folder):
-        run = RunSpec(**{name: record[name] for name in RunSpec.model_fields if name in record})
-        assert run.id == record["id"]
-    runs = read_spec(folder / "spec.json").expanded()
-    assert {run.id for run in runs} == {record["id"] for record in results(folder)}
-    assert RunSpec(**{**runs[0].as_dict(), "l2": 0.1}).id != runs[0].id
+    """The names of the committed sweeps, which know nothing of l2 and settings."""
+    for name in ("widths", "architectures"):
+        folder = Path(__file__).parents[2] / "results" / "laptop" / "sweep" / name
+        for record in results(folder):
+            run = RunSpec(**{name: record[name] for name in RunSpec.model_fields if name in record})
+            assert run.id == record["id"]
+        runs = read_spec(folder / "spec.json").expanded()
+        assert {run.id for run in runs} == {record["id"] for record in results(folder)}
+        assert RunSpec(**{**runs[0].as_dict(), "l2": 0.1}).id != runs[0].id
 
 
 def test_settings_not_given_are_the_task_s_own():
@@ -96,8 +98,25 @@ def test_a_file_that_is_no_specification(tmp_path, content):
     with pytest.raises(UnderhoodError) as caught:
         read_spec(path)
     assert "\n" not in str(caught.value)
-    with pytest.raises(UnderhoodError, match="cannot read"):
+    with pytest.raises(UnderhoodError, match="no such file"):
         read_spec(tmp_path / "none.json")
+
+
+def test_a_fifo_is_refused_at_once(tmp_path):
+    """Reading it would wait for a writer that may never come."""
+    for name in ("spec.json", RESULTS):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(UnderhoodError, match="is a FIFO"):
+        read_spec(tmp_path / "spec.json")
+    with pytest.raises(UnderhoodError, match="is a FIFO"):
+        results(tmp_path)
+
+
+def test_a_misspelt_name_is_told_before_what_it_leaves_missing():
+    with pytest.raises(UnderhoodError, match=r"runs\[0\]\.hiden: Extra inputs are not permitted \(1 more\)"):
+        parse({"runs": [{"task": "linear-regression", "hiden": 3}]})
+    with pytest.raises(UnderhoodError, match=r"runs\[0\]\.hidden: Field required; got"):
+        parse({"runs": [{"task": "linear-regression"}]})
 
 
 def test_a_good_file_is_read(tmp_path):

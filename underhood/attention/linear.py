@@ -116,5 +116,7 @@ def _scores(queries: Float[Array, "h t k"], keys: Float[Array, "h s k"]) -> Floa
 def require_attention(source: Any) -> LinearAttention:
     """`source` as an attention, or an error that names what it is."""
     if not isinstance(source, LinearAttention):
-        raise UnderhoodError("this needs a linear attention", getattr(source, "kind", type(source).__name__))
+        kind = getattr(source, "kind", type(source).__name__)
+        remedy = "Draw one with underhood sample, or read it off a network with underhood decompile --out."
+        raise UnderhoodError("expected a linear attention", kind, remedy)
     return source

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
+from underhood.cells.draws import uniform
 from underhood.model import Part, tensor
 
 Past = Float[Array, "past c"]  # past = k − 1
@@ -38,8 +39,8 @@ class Convolution(Part):
         """Uniform on ±1/√width, as torch draws them."""
         key_weight, key_bias = jax.random.split(key)
         bound = float(width) ** -0.5
-        weight = jax.random.uniform(key_weight, (channels, width), dtype, -bound, bound)
-        return cls(weight, jax.random.uniform(key_bias, (channels,), dtype, -bound, bound) if bias else None)
+        weight = uniform(key_weight, (channels, width), dtype, -bound, bound)
+        return cls(weight, uniform(key_bias, (channels,), dtype, -bound, bound) if bias else None)
 
     @classmethod
     def off(cls, channels: int, width: int, *, bias: bool = True) -> Convolution:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
+from underhood.cells.draws import uniform
 from underhood.cells.memory import (
     AbstractMemoryCell,
     Memory,
@@ -99,7 +100,7 @@ class GatedDeltaNet(AbstractMemoryCell):
             in_proj_ba=Projection.random(d, 2 * heads, key=keys[1], dtype=dtype),
             conv1d=Convolution.random(rows - heads * d_value, WIDTH, key=keys[2], bias=False, dtype=dtype),
             dt_bias=jnp.ones(heads, dtype),
-            A_log=jnp.log(jax.random.uniform(keys[3], (heads,), dtype, 0.01, 16)),
+            A_log=jnp.log(uniform(keys[3], (heads,), dtype, 0.01, 16.0)),
             norm=Norm(jnp.ones(d_value, dtype), eps=1e-6),
             out_proj=Projection.random(heads * d_value, d, key=keys[4], dtype=dtype),
             key_heads=heads,
@@ -114,7 +115,7 @@ class GatedDeltaNet(AbstractMemoryCell):
         ends = np.cumsum(sizes)[:-1] // self.key_heads
         return jnp.concatenate([rows.reshape(-1, self.d) for rows in jnp.split(by_key, ends, axis=1)])
 
-    def _signals(self, xs: Float[Array, "t d"], past: Past) -> tuple[Signals, Float[Array, "t h v"], Past]:
+    def _signals(self, xs: Float[Array, "t d"], past: Past) -> tuple[Signals, Float[Array, "t n"], Past]:
         """What goes into the memory, z, and the convolution's next past."""
         repeats, values = self.heads // self.key_heads, self.heads * self.d_value
         keys = self.key_heads * self.d_key
@@ -129,7 +130,7 @@ class GatedDeltaNet(AbstractMemoryCell):
         written = jax.nn.sigmoid(b)[:, :, None] * k
         forgotten = -jnp.exp(log_decay)[:, :, None] * written
         signals = Signals(q * self.d_key**-0.5, written, by_head(v, self.heads), log_decay, forgotten, k)
-        return signals, by_head(z, self.heads), past
+        return signals, z, past
 
     def _shared(self, x: Shares) -> Shares:
         signals, opened = self._gates(x.signal)
@@ -142,14 +143,14 @@ class GatedDeltaNet(AbstractMemoryCell):
     @eqx.filter_jit
     def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t n"]]:
         signals, z, _ = self._signals(xs, self.conv1d.initial_past())
-        return signals, jax.nn.silu(flat(z))
+        return signals, jax.nn.silu(z)
 
     def _scan(
         self, xs: Float[Array, "t d"], state: tuple[Past, Memory]
     ) -> tuple[Float[Array, "t d_o"], tuple[Past, Memory]]:
         signals, z, past = self._signals(xs, state[0])
         outputs, memory = memory_scan(state[1], signals)
-        return self.out_proj(flat(self.norm(outputs) * jax.nn.silu(z))), (past, memory)
+        return self.out_proj(flat(self.norm(outputs)) * jax.nn.silu(z)), (past, memory)
 
 
 @register_stack("gated-deltanet", label="Gated DeltaNet", colour="#b8860b")

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import ANY, DType, precision_of, require_shape
+from underhood.cells.draws import uniform
 from underhood.cells.linear import Matrix, apply, lecun_normal
 from underhood.cells.scan import diagonal_scan
 from underhood.cells.shares import Shares
@@ -160,7 +161,7 @@ class GatedRNN(_AbstractGatedRNN):
         """Normal weights of variance 1/inputs; λ uniform on (0, 1) (docs/fidelity.md)."""
         pre_readout, d_out = pre_readout or hidden, d_out or d
         keys = jax.random.split(key, 4)
-        lambda_ = jax.random.uniform(keys[1], (hidden,), dtype, minval=0.01, maxval=0.99)
+        lambda_ = uniform(keys[1], (hidden,), dtype, 0.01, 0.99)
         return cls(
             Gating.random(d + 1, hidden, key=keys[0], dtype=dtype),
             jnp.log(-jnp.log(lambda_)),

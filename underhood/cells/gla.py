@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from underhood.arrays import DType, require_shape
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm, require_positive
-from underhood.cells.projection import LowRank, Projection
+from underhood.cells.projection import LowRank, Projection, require_size
 from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
@@ -44,10 +44,7 @@ class GLA(AbstractMemoryCell):
     def __check_init__(self) -> None:
         keys, values = self.q_proj.rows, self.v_proj.rows
         for name, rows in {"k_proj": keys, "gk_proj": keys, "g_proj": values, "q_proj": keys, "v_proj": values}.items():
-            projection = getattr(self, name)
-            if (projection.rows, projection.columns) != (rows, self.d):
-                got = f"{projection.rows} × {projection.columns}"
-                raise UnderhoodError(f"expected {name} of {rows} rows and {self.d} columns", got)
+            require_size(name, getattr(self, name), rows, self.d)
         if not (isinstance(self.heads, int) and self.heads >= 1) or keys % self.heads or values % self.heads:
             raise UnderhoodError(f"expected heads that divide {keys} keys and {values} values", repr(self.heads))
         require_shape("g_norm.weight", self.g_norm.weight, (values // self.heads,), "(d_v,)")

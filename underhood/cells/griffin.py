@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution
+from underhood.cells.draws import uniform
 from underhood.cells.linear import Linear, lecun_normal
 from underhood.cells.selective import selective_scan
 from underhood.cells.shares import Shares
@@ -68,9 +69,8 @@ def merged_blocks(weight: Float[Array, "blocks w w"]) -> Float[Array, "merged x 
     """Neighbouring blocks as larger ones with zeros between them: narrow products take longer than the zeros do."""
     blocks, width, _ = weight.shape
     together = max(many for many in range(1, blocks + 1) if blocks % many == 0 and many * width <= max(WIDE, width))
-    apart = (
-        weight.reshape(-1, together, width, 1, width) * jnp.eye(together, dtype=weight.dtype)[None, :, None, :, None]
-    )
+    side_by_side = weight.reshape(-1, together, width, width)
+    apart = jnp.einsum("mbij,bc->mbicj", side_by_side, jnp.eye(together, dtype=weight.dtype))
     return apart.reshape(-1, together * width, together * width)
 
 
@@ -128,7 +128,7 @@ class Griffin(AbstractModel):
     ) -> Griffin:
         """|a|² uniform from 0.81 to 0.998 where r = 1/8, as the public module has it; all else of unit gain."""
         keys = jax.random.split(key, 7)
-        squared = jax.random.uniform(keys[5], (channels,), dtype, minval=0.9**2, maxval=0.999**2)
+        squared = uniform(keys[5], (channels,), dtype, 0.9**2, 0.999**2)
         half = jnp.asarray(0.5, dtype)
         return cls(
             linear_x=Linear.random(d, channels, key=keys[0], dtype=dtype),

@@ -18,11 +18,20 @@ from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.gauge import Signal
-from underhood.cells.lstm import check_gates, delayed, disguised_gates, gates_of, random_gates, ratio, scan_driven
+from underhood.cells.lstm import (
+    AbstractGates,
+    check_gates,
+    delayed,
+    disguised_gates,
+    gates_of,
+    random_gates,
+    ratio,
+    scan_driven,
+)
 from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
-from underhood.model import AbstractModel, tensor
+from underhood.model import tensor
 
 # Rows of u, v and b, in the order of Eq. 16, 17 and 18.
 RESET, CANDIDATE, UPDATE = range(3)
@@ -30,7 +39,7 @@ RESET, CANDIDATE, UPDATE = range(3)
 Reset = Literal["before", "after"]
 
 
-class GRU(AbstractModel):
+class GRU(AbstractGates):
     """r, z = σ(U x + V h + b), h̃ = tanh(U x + V (r ⊙ h) + b), each with its row of `u`, `v` and `b`."""
 
     kind: ClassVar[str] = "gru-cell"
@@ -51,18 +60,6 @@ class GRU(AbstractModel):
             raise UnderhoodError("b_hn belongs to a GRU that resets after the recurrent product", got)
         if self.b_hn is not None:
             require_shape("b_hn", self.b_hn, (self.hidden,), "(hidden,)")
-
-    @property
-    def d(self) -> int:
-        return self.u.shape[2]
-
-    @property
-    def d_out(self) -> int:
-        return self.hidden
-
-    @property
-    def hidden(self) -> int:
-        return self.u.shape[1]
 
     @classmethod
     def random(cls, *, d: int, hidden: int, key: Array, dtype: DType = jnp.float32, reset: Reset = "before") -> GRU:

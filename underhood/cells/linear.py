@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -12,10 +14,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import DType, as_weight, require_shape
+from underhood.cells.draws import normal
 from underhood.errors import UnderhoodError
 from underhood.model import Part, part, tensor
 
 MOST_DENSE = 2**29  # bytes: a file of a few lines can ask for any size
+MOST_COPIES = 5  # that linearise a gate: one more than orders
 
 Matrix = Any  # Float[Array, "rows columns"] or SparseMatrix
 
@@ -33,13 +37,13 @@ def dense(matrix: Matrix) -> np.ndarray:
 class Block(Part):
     """The paper's repeat(B, n): rows of B, each `repeats` times, the whole `tiles` times; or the transpose of that.
 
-    It reads the columns from `start` on. Without `base`, B is the identity of size `width`. A product costs what B
-    costs and a copy, never the size of the matrix that is written down.
+    It reads the columns from `start` on. Without `base`, B is the identity of size `width`; a vector is a diagonal. A
+    product costs what B costs and a copy, never the size of the matrix that is written down.
     """
 
     kind: ClassVar[str] = "block"
 
-    base: Float[Array, "rows width"] | None = tensor(optional=True)
+    base: Float[Array, "rows width"] | Float[Array, " width"] | None = tensor(optional=True)
     start: int = eqx.field(static=True)
     width: int = eqx.field(static=True)
     repeats: int = eqx.field(static=True, default=1)
@@ -52,9 +56,8 @@ class Block(Part):
             if not isinstance(value, int) or value < (0 if name == "start" else 1):
                 raise UnderhoodError(f"a block's {name} is a whole number", repr(value))
         if self.base is not None:
-            if self.transposed:
-                raise UnderhoodError("a transposed block has no base of its own", f"shape {np.shape(self.base)}")
-            require_shape("base", self.base, (None, self.width), "(rows, width)")
+            diagonal = np.ndim(self.base) == 1
+            require_shape("base", self.base, (self.width,) if diagonal else (None, self.width), "(rows, width)")
 
     @property
     def pattern(self) -> tuple[int, int, int]:
@@ -72,15 +75,29 @@ class Block(Part):
     def apply(self, x: Float[Array, "*t columns"]) -> Float[Array, "*t rows"]:
         x = jax.lax.slice_in_dim(x, self.start, self.stop, axis=-1)
         if self.transposed:
-            return x.reshape(*x.shape[:-1], *self.pattern).sum(axis=(-3, -1))
-        if self.base is not None:
-            x = x @ self.base.T
+            return self._through(self._summed(x))
+        x = self._through(x)
         spread = jnp.broadcast_to(x[..., None, :, None], (*x.shape[:-1], *self.pattern))
         return spread.reshape(*x.shape[:-1], self.rows)
 
+    def _through(self, x: Float[Array, "*t columns"]) -> Float[Array, "*t rows"]:
+        """B x, or Bᵀ x."""
+        if self.base is None:
+            return x
+        if self.base.ndim == 1:
+            return x * jax.lax.expand_dims(self.base, range(x.ndim - 1))
+        return x @ (self.base if self.transposed else self.base.T)
+
+    def _summed(self, x: Float[Array, "*t columns"]) -> Float[Array, "*t rows"]:
+        """Over tiles, then over repeats. Few tiles may be copies that cancel, and in one sum XLA would round before."""
+        tiles, *one = self.pattern
+        if 1 < tiles <= MOST_COPIES:
+            x, tiles = functools.reduce(operator.add, jnp.split(x, tiles, axis=-1)), 1
+        return x.reshape(*x.shape[:-1], tiles, *one).sum(axis=(-3, -1))
+
     def dense(self) -> np.ndarray:
         base = np.eye(self.width) if self.base is None else np.asarray(self.base)
-        matrix = np.tile(np.repeat(base, self.repeats, axis=0), (self.tiles, 1))
+        matrix = np.tile(np.repeat(np.diag(base) if base.ndim == 1 else base, self.repeats, axis=0), (self.tiles, 1))
         return matrix.T if self.transposed else matrix
 
 
@@ -91,6 +108,11 @@ class SparseMatrix(Part):
 
     blocks: tuple[Block, ...] = part("block")
     columns: int = eqx.field(static=True)
+
+    @classmethod
+    def zeros(cls, rows: int, columns: int) -> SparseMatrix:
+        """One 0, as many times as there are rows."""
+        return cls((Block(np.zeros((1, 1)), 0, 1, repeats=rows),), columns)
 
     def __check_init__(self) -> None:
         if not self.blocks:
@@ -136,7 +158,7 @@ class Linear(Part):
 
     kind: ClassVar[str] = "linear"
 
-    weight: Float[Array, "rows columns"] = tensor()
+    weight: Matrix = tensor(sparse=True)
     bias: Float[Array, " rows"] = tensor()
 
     def __check_init__(self) -> None:
@@ -154,4 +176,4 @@ class Linear(Part):
 
 def lecun_normal(key: Array, shape: tuple[int, ...], dtype: DType) -> Array:
     """Normal entries of variance 1/columns."""
-    return jax.random.normal(key, shape, dtype) / np.asarray(np.sqrt(shape[-1]), dtype)
+    return normal(key, shape, dtype, scale=float(1 / np.asarray(np.sqrt(shape[-1]), dtype)))

@@ -18,9 +18,10 @@ import numpy as np
 from jaxtyping import Array, Complex, Float
 
 from underhood.arrays import DType, precision_of, require_shape
+from underhood.cells.draws import uniform
 from underhood.cells.gated_rnn import Gating
 from underhood.cells.gauge import SIGNS, Signal
-from underhood.cells.linear import apply, dense, lecun_normal
+from underhood.cells.linear import Matrix, apply, dense, lecun_normal
 from underhood.cells.scan import diagonal_scan
 from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
@@ -52,11 +53,11 @@ class LRU(AbstractModel):
     nu_log: Float[Array, " n"] = tensor(recurrent=True)
     theta_log: Float[Array, " n"] = tensor(recurrent=True)
     gamma_log: Float[Array, " n"] = tensor(recurrent=True)
-    b_real: Float[Array, "n d_u"] = tensor()
-    b_imag: Float[Array, "n d_u"] = tensor()
-    c_real: Float[Array, "d_y n"] = tensor()
-    c_imag: Float[Array, "d_y n"] = tensor()
-    skip: Float[Array, "d_y d_u"] = tensor()  # D of Eq. 7
+    b_real: Matrix = tensor(sparse=True)  # (n, d_u)
+    b_imag: Matrix = tensor(sparse=True)  # (n, d_u)
+    c_real: Matrix = tensor(sparse=True)  # (d_y, n)
+    c_imag: Matrix = tensor(sparse=True)  # (d_y, n)
+    skip: Matrix = tensor(sparse=True)  # D of Eq. 7, (d_y, d_u)
     output_gating: Gating = part("gating")
     input_gating: Gating | None = part("gating", optional=True, default=None)
     form: Form = eqx.field(static=True, default="out")
@@ -111,8 +112,8 @@ class LRU(AbstractModel):
     def random(cls, *, d: int, hidden: int, d_out: int, form: Form, key: Array, dtype: DType = jnp.float32) -> LRU:
         """|λ|² uniform on (0, 1), phases uniform on (0, 2π), γ = √(1−|λ|²), B and C of unit gain."""
         keys = jax.random.split(key, 9)
-        modulus_squared = jax.random.uniform(keys[0], (hidden,), dtype, minval=1e-3, maxval=1 - 1e-3)
-        phase = jax.random.uniform(keys[1], (hidden,), dtype, minval=1e-3, maxval=2 * jnp.pi)
+        modulus_squared = uniform(keys[0], (hidden,), dtype, 1e-3, 1 - 1e-3)
+        phase = uniform(keys[1], (hidden,), dtype, 1e-3, 2 * jnp.pi)
         half = jnp.asarray(0.5, dtype)
         return cls(
             nu_log=jnp.log(-half * jnp.log(modulus_squared)),
@@ -137,12 +138,12 @@ class LRU(AbstractModel):
         """u, and γ ⊙ (B u) in its real and imaginary part."""
         u = x if self.input_gating is None else glu(self.input_gating, x, x)
         gamma = jax.lax.expand_dims(jnp.exp(self.gamma_log), range(x.ndim - 1))
-        return u, gamma * (u @ self.b_real.T), gamma * (u @ self.b_imag.T)
+        return u, gamma * apply(self.b_real, u), gamma * apply(self.b_imag, u)
 
     def _output(
         self, real: Float[Array, "*t n"], imag: Float[Array, "*t n"], u: Float[Array, "*t d_u"], x: Float[Array, "*t d"]
     ) -> Float[Array, "*t d_o"]:
-        read = real @ self.c_real.T - imag @ self.c_imag.T + u @ self.skip.T
+        read = apply(self.c_real, real) - apply(self.c_imag, imag) + apply(self.skip, u)
         return glu(self.output_gating, x if self.form == "in-skip" else read, read)
 
     def _disguised(self, signal: Signal, random: np.random.Generator) -> tuple[LRU, Signal]:
@@ -155,14 +156,14 @@ class LRU(AbstractModel):
             b_real, b_imag, skip = signal.read(b_real), signal.read(b_imag), signal.read(skip)
         else:
             gating = Gating(signal.read(gating.w_m), signal.read(gating.w_x))
-        w_m = np.asarray(dense(self.output_gating.w_m))
+        w_m = dense(self.output_gating.w_m)
         changed = LRU(
             **{name: np.asarray(getattr(self, name))[neurons.order] for name in ("nu_log", "theta_log", "gamma_log")},
             b_real=neurons.of(b_real),
             b_imag=neurons.of(b_imag),
             c_real=neurons.read(self.c_real),
             c_imag=neurons.read(self.c_imag),
-            skip=np.asarray(skip),
+            skip=dense(skip),
             output_gating=Gating(
                 (signal.read(w_m) if skips else w_m)[outputs.order], outputs.of(self.output_gating.w_x)
             ),
@@ -181,10 +182,10 @@ class LRU(AbstractModel):
 
     def _shared(self, x: Shares) -> Shares:
         u = x if self.input_gating is None else _glu_shared(self.input_gating, x, x)
-        real, imag, gamma = (np.asarray(one) for one in (self.b_real, self.b_imag, np.exp(self.gamma_log)))
-        states = u.linear(gamma[:, None] * (real + 1j * imag))
+        gamma = np.exp(np.asarray(self.gamma_log))[:, None]
+        states = u.linear(gamma * (dense(self.b_real) + 1j * dense(self.b_imag)))
         states = states.accumulated(-np.exp(self.nu_log) + 1j * np.exp(self.theta_log))
-        read = states.linear(np.asarray(self.c_real) + 1j * np.asarray(self.c_imag)).real() + u.linear(self.skip)
+        read = states.linear(dense(self.c_real) + 1j * dense(self.c_imag)).real() + u.linear(self.skip)
         return _glu_shared(self.output_gating, x if self.form == "in-skip" else read, read)
 
     def _scan(self, xs: Float[Array, "t d"], state: LRUState) -> tuple[Float[Array, "t d_o"], LRUState]:

@@ -23,18 +23,10 @@ FORGET, CANDIDATE, INPUT, OUTPUT = range(4)
 LSTMState = tuple[Float[Array, " n"], Float[Array, " n"]]  # (h, c)
 
 
-class LSTM(AbstractModel):
-    """f, g, o = σ(U x + V h + b), c̃ = tanh(U x + V h + b), each with its row of `u`, `v` and `b`."""
+class AbstractGates(AbstractModel):
+    """What LSTM and GRU share: `u` has a row a gate, and the hidden neurons are the output."""
 
-    kind: ClassVar[str] = "lstm-cell"
-    name: ClassVar[str] = "LSTM"
-
-    u: Float[Array, "4 n d"] = tensor()
-    v: Float[Array, "4 n n"] | None = tensor(optional=True)  # none: the gates do not read h (Table 4)
-    b: Float[Array, "4 n"] = tensor()
-
-    def __check_init__(self) -> None:
-        check_gates(self, gates=4)
+    u: eqx.AbstractVar[Float[Array, "g n d"]]
 
     @property
     def d(self) -> int:
@@ -47,6 +39,20 @@ class LSTM(AbstractModel):
     @property
     def hidden(self) -> int:
         return self.u.shape[1]
+
+
+class LSTM(AbstractGates):
+    """f, g, o = σ(U x + V h + b), c̃ = tanh(U x + V h + b), each with its row of `u`, `v` and `b`."""
+
+    kind: ClassVar[str] = "lstm-cell"
+    name: ClassVar[str] = "LSTM"
+
+    u: Float[Array, "4 n d"] = tensor()
+    v: Float[Array, "4 n n"] | None = tensor(optional=True)  # none: the gates do not read h (Table 4)
+    b: Float[Array, "4 n"] = tensor()
+
+    def __check_init__(self) -> None:
+        check_gates(self, gates=4)
 
     @classmethod
     def random(cls, *, d: int, hidden: int, key: Array, dtype: DType = jnp.float32) -> LSTM:

@@ -18,7 +18,8 @@ from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution
-from underhood.cells.linear import lecun_normal
+from underhood.cells.draws import uniform
+from underhood.cells.linear import Matrix, apply, dense, lecun_normal
 from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.model import AbstractModel, part, tensor
@@ -32,14 +33,14 @@ class Mamba(AbstractModel):
 
     kind: ClassVar[str] = "mamba-cell"
 
-    in_proj: Float[Array, "cz d"] = tensor()
+    in_proj: Matrix = tensor(sparse=True)  # (2 c, d)
     conv1d: Convolution = part("convolution")
-    x_proj: Float[Array, "selected c"] = tensor()
-    dt_proj: Float[Array, "c r"] = tensor()
+    x_proj: Matrix = tensor(sparse=True)  # (r + 2 n, c)
+    dt_proj: Matrix = tensor(sparse=True)  # (c, r)
     dt_bias: Float[Array, " c"] = tensor(recurrent=True)
     a_log: Float[Array, "c n"] = tensor(recurrent=True)
     skip: Float[Array, " c"] = tensor()  # D
-    out_proj: Float[Array, "d_o c"] = tensor()
+    out_proj: Matrix = tensor(sparse=True)  # (d_o, c)
     in_bias: Float[Array, " cz"] | None = tensor(optional=True, default=None)
     out_bias: Float[Array, " d_o"] | None = tensor(optional=True, default=None)
 
@@ -88,12 +89,12 @@ class Mamba(AbstractModel):
         keys = jax.random.split(key, 6)
         rank = -(-d // 16)
         low, high = jnp.log(jnp.asarray(0.001, dtype)), jnp.log(jnp.asarray(0.1, dtype))
-        resting = jnp.exp(jax.random.uniform(keys[4], (channels,), dtype, low, high))
+        resting = jnp.exp(uniform(keys[4], (channels,), dtype, low, high))
         return cls(
             in_proj=lecun_normal(keys[0], (2 * channels, d), dtype),
             conv1d=Convolution.random(channels, width, key=keys[1], dtype=dtype),
             x_proj=lecun_normal(keys[2], (rank + 2 * state, channels), dtype),
-            dt_proj=jax.random.uniform(keys[3], (channels, rank), dtype, -(rank**-0.5), rank**-0.5),
+            dt_proj=uniform(keys[3], (channels, rank), dtype, -(rank**-0.5), rank**-0.5),
             dt_bias=resting + jnp.log(-jnp.expm1(-resting)),  # softplus of it is `resting`
             a_log=jnp.broadcast_to(jnp.log(jnp.arange(1, state + 1, dtype=dtype))[None], (channels, state)),
             skip=jnp.ones(channels, dtype),
@@ -105,7 +106,7 @@ class Mamba(AbstractModel):
 
     def _projected(self, x: Float[Array, "*t d"]) -> tuple[Float[Array, "*t c"], Float[Array, "*t c"]]:
         """What the convolution reads, and z."""
-        both = x @ self.in_proj.T
+        both = apply(self.in_proj, x)
         if self.in_bias is not None:
             both = both + jax.lax.expand_dims(self.in_bias, range(x.ndim - 1))
         channels = len(self.skip)
@@ -116,13 +117,13 @@ class Mamba(AbstractModel):
     ) -> tuple[Float[Array, "*t c"], Float[Array, "*t c"], Float[Array, "*t n"], Float[Array, "*t n"]]:
         """Δ, Δ u, B and C."""
         rank, state = self.dt_proj.shape[1], self.a_log.shape[1]
-        low_rank, b, c = jnp.split(u @ self.x_proj.T, [rank, rank + state], axis=-1)
-        step = jax.nn.softplus(low_rank @ self.dt_proj.T + jax.lax.expand_dims(self.dt_bias, range(u.ndim - 1)))
+        low_rank, b, c = jnp.split(apply(self.x_proj, u), [rank, rank + state], axis=-1)
+        step = jax.nn.softplus(apply(self.dt_proj, low_rank) + jax.lax.expand_dims(self.dt_bias, range(u.ndim - 1)))
         return step, step * u, b, c
 
     def _output(self, read: Float[Array, "*t c"], u: Array, z: Float[Array, "*t c"]) -> Float[Array, "*t d_o"]:
         y = (read + jax.lax.expand_dims(self.skip, range(u.ndim - 1)) * u) * jax.nn.silu(z)
-        y = y @ self.out_proj.T
+        y = apply(self.out_proj, y)
         return y if self.out_bias is None else y + jax.lax.expand_dims(self.out_bias, range(u.ndim - 1))
 
     def _step(self, state: MambaState, x: Float[Array, " d"]) -> tuple[MambaState, Float[Array, " d_o"]]:
@@ -135,7 +136,7 @@ class Mamba(AbstractModel):
 
     def _shared(self, x: Shares) -> Shares:
         channels, bias = len(self.skip), None if self.in_bias is None else np.asarray(self.in_bias)[: len(self.skip)]
-        u = x.linear(np.asarray(self.in_proj)[:channels], bias).banded(self.conv1d).activated(jax.nn.silu)
+        u = x.linear(dense(self.in_proj)[:channels], bias).banded(self.conv1d).activated(jax.nn.silu)
         *gates, opened = self._gates(x.signal, u.signal)
         return (u.remembered(*gates) + u.scaled(self.skip)).scaled(opened).linear(self.out_proj, self.out_bias)
 

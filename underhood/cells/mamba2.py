@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution, Past
+from underhood.cells.draws import uniform
 from underhood.cells.memory import (
     AbstractMemoryCell,
     Memory,
@@ -94,7 +95,7 @@ class Mamba2(AbstractMemoryCell):
         """As transformers draws it: A from 1 to the number of heads, Δ between 0.001 and 0.1."""
         keys = jax.random.split(key, 4)
         inner, channels = heads * head_dim, heads * head_dim + 2 * state_size
-        step = jnp.exp(jax.random.uniform(keys[2], (heads,), dtype, jnp.log(1e-3), jnp.log(0.1)))
+        step = jnp.exp(uniform(keys[2], (heads,), dtype, jnp.log(1e-3), jnp.log(0.1)))
         return cls(
             in_proj=Projection.random(d, inner + channels + heads, key=keys[0], dtype=dtype),
             conv1d=Convolution.random(channels, WIDTH, key=keys[1], dtype=dtype),

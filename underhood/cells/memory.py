@@ -99,19 +99,63 @@ def _chunk(state: Memory, signals: Signals) -> tuple[Memory, Inexact[Array, "t h
     transposed, empty = jnp.swapaxes(k, 1, 2), isinstance(state, np.ndarray) and not state.any()
     if signals.right is not None:
         r = jnp.swapaxes(signals.right, 0, 1)
-        answers = jnp.asarray(np.tri(len(decay[0]), k=-1), decay.dtype)[None] * decay * (r @ transposed)
-        system = jnp.eye(len(decay[0]), dtype=q.dtype)[None] + answers
-        known = v if empty else v - from_start[:, :, None] * (r @ state)
-        v = jax.lax.linalg.triangular_solve(system, known, left_side=True, lower=True, unit_diagonal=True)
-    read, kept = decay * (q @ transposed), decay[:, -1, None] * transposed
-    outputs, new = read @ v, kept @ v
+        answers = jnp.asarray(np.tri(len(decay[0]), k=-1), decay.dtype)[None] * decay * _scores(r, k)
+        v = _solved(answers, v if empty else v - from_start[:, :, None] * (r @ state))
+    read, kept = decay * _scores(q, k), decay[:, -1, None] * transposed
+    outputs, new = jnp.swapaxes(_product(read, v), 0, 1), kept @ v
     if state.shape[2] > v.shape[2]:
-        counts = (jnp.sum(matrix, axis=2, keepdims=True) for matrix in (read, kept))
-        outputs, new = (jnp.concatenate(both, axis=2) for both in zip((outputs, new), counts, strict=True))
+        outputs = jnp.concatenate([outputs, jnp.sum(read, axis=2).T[:, :, None]], axis=2)
+        new = jnp.concatenate([new, jnp.sum(kept, axis=2, keepdims=True)], axis=2)
     if not empty:
-        outputs = outputs + from_start[:, :, None] * (q @ state)
+        outputs = outputs + jnp.swapaxes(from_start[:, :, None] * (q @ state), 0, 1)
         new = new + from_start[:, -1, None, None] * state
-    return new, jnp.swapaxes(outputs, 0, 1)
+    return new, outputs
+
+
+@jax.custom_jvp
+def _solved(below: Inexact[Array, "h t t"], v: Inexact[Array, "h t v"]) -> Inexact[Array, "h t v"]:
+    """w + below w = v, with zeros in `below` on the diagonal and above it."""
+    # From the right, (I + below)ᵀ: LAPACK's matrices go by columns, and so do these as they lie.
+    system, known = (jnp.swapaxes(one, 1, 2) for one in (jnp.eye(v.shape[1], dtype=v.dtype)[None] + below, v))
+    return jnp.swapaxes(jax.lax.linalg.triangular_solve(system, known, unit_diagonal=True), 1, 2)
+
+
+@_solved.defjvp
+def _solved_slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (below, v), (to_below, to_v) = primals, tangents
+    w = _solved(below, v)
+    return w, _solved(below, to_v - jax.lax.optimization_barrier(to_below @ w))
+
+
+# The compiler is twice as fast at A B as at Aᵀ B, so the slopes of the two products are written such that their
+# gradients are of the first kind: backwards, `_turned` is a copy of what comes back.
+@jax.custom_jvp
+def _scores(q: Inexact[Array, "h t k"], k: Inexact[Array, "h s k"]) -> Inexact[Array, "h t s"]:
+    return q @ jnp.swapaxes(k, 1, 2)
+
+
+@_scores.defjvp
+def _scores_slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (q, k), (to_q, to_k) = primals, tangents
+    from_k = _turned(jnp.einsum("hsk,htk->hst", to_k, q))
+    return _scores(q, k), jnp.einsum("htk,hsk->hts", to_q, k) + from_k
+
+
+@jax.custom_jvp
+def _product(left: Inexact[Array, "h t s"], right: Inexact[Array, "h s v"]) -> Inexact[Array, "h t v"]:
+    return left @ right
+
+
+@_product.defjvp
+def _product_slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (left, right), (to_left, to_right) = primals, tangents
+    from_right = _turned(jnp.einsum("hts,hsv->hvt", left, to_right))
+    across = jax.lax.optimization_barrier(jnp.swapaxes(right, 1, 2))
+    return left @ right, jnp.einsum("hts,hvs->htv", to_left, across) + from_right
+
+
+def _turned(matrix: Inexact[Array, "h m n"]) -> Inexact[Array, "h n m"]:
+    return jnp.swapaxes(jax.lax.optimization_barrier(matrix), 1, 2)
 
 
 def _decays(log_decay: Inexact[Array, "t h"]) -> tuple[Inexact[Array, "h t t"], Inexact[Array, "h t"]]:
@@ -119,9 +163,10 @@ def _decays(log_decay: Inexact[Array, "t h"]) -> tuple[Inexact[Array, "h t t"], 
     length, dtype = len(log_decay), log_decay.dtype
     step = np.arange(length)
     within = (step[:, None, None] > step[None, None, :]) & (step[:, None, None] <= step[None, :, None])
-    sums = (log_decay.T @ jnp.asarray(within.reshape(length, -1), dtype)).reshape(-1, length, length)
-    later = jnp.asarray(np.where(np.tri(length, dtype=bool), 0, -np.inf), dtype)[None]
-    return jnp.exp(sums + later), jnp.exp(log_decay.T @ jnp.asarray(np.tri(length).T, dtype))
+    sums = log_decay.T @ jnp.asarray(within.reshape(length, -1), dtype)
+    later = jnp.asarray(np.where(np.tri(length, dtype=bool), 0, -np.inf).reshape(1, -1), dtype)
+    decay = jnp.exp(sums + later).reshape(-1, length, length)
+    return decay, jnp.exp(log_decay.T @ jnp.asarray(np.tri(length).T, dtype))
 
 
 class AbstractMemoryCell(AbstractModel):

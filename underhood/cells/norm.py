@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
 
 import equinox as eqx
@@ -38,8 +39,8 @@ class Norm(Part):
     def __call__(self, y: Float[Array, "t h v"]) -> Float[Array, "t h v"]:
         if self.centred:
             y = y - jnp.mean(y, axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        y = y * self.weight.reshape(1, -1, y.shape[-1])
+        size = y.shape[-1]  # mean y² + ε = (Σ y² + size ε) / size
+        y = l2_normalised(y, size * self.eps) * (size**0.5 * self.weight).reshape(1, -1, y.shape[-1])
         return y if self.bias is None else y + self.bias.reshape(1, -1, y.shape[-1])
 
     def shared(self, y: Shares, heads: int) -> Shares:
@@ -53,9 +54,24 @@ class Norm(Part):
         return y if self.bias is None else y.plus(self.bias)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def l2_normalised(x: Float[Array, "t h k"], eps: float = 1e-6) -> Float[Array, "t h k"]:
-    """x / √(Σ x² + ε)."""
-    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
+    """y = x / √(Σ x² + ε)."""
+    return x * _inverse_length(x, eps)
+
+
+@l2_normalised.defjvp
+def _l2_slope(eps: float, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    """ẏ = (ẋ − y (y · ẋ)) / √(Σ x² + ε): half the passes of the chain rule, which meets the root's cube."""
+    (x,), (tangent,) = primals, tangents
+    inverse = _inverse_length(x, eps)
+    y = x * inverse
+    again = jax.lax.optimization_barrier(inverse)
+    return y, again * (tangent - y * jnp.sum(y * tangent, axis=-1, keepdims=True))
+
+
+def _inverse_length(x: Float[Array, "t h k"], eps: float) -> Float[Array, "t h 1"]:
+    return jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
 
 
 def unit(x: Float[Array, "t h k"], least: float = 1e-12) -> Float[Array, "t h k"]:

@@ -90,8 +90,9 @@ class Headwise(Part):
         return x.linear(scipy.linalg.block_diag(*np.asarray(self.weight)), self.bias)
 
     def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
-        blocks = x.reshape(len(x), self.weight.shape[0], -1)
-        return biased(jnp.einsum("tbi,boi->tbo", blocks, self.weight).reshape(len(x), -1), self.bias)
+        blocks = jnp.swapaxes(x.reshape(len(x), self.weight.shape[0], -1), 0, 1)
+        products = blocks @ jnp.swapaxes(self.weight, 1, 2)
+        return biased(jnp.swapaxes(products, 0, 1).reshape(len(x), -1), self.bias)
 
     def before(self, rows: Float[Array, "n rows"]) -> Float[Array, "n columns"]:
         """A W, for the rows A of another projection that reads this one's outputs."""
@@ -150,3 +151,9 @@ class LowRank(Part):
 
 def biased(y: Float[Array, "t rows"], bias: Float[Array, " rows"] | None) -> Float[Array, "t rows"]:
     return y if bias is None else y + bias[None]
+
+
+def require_size(name: str, projection: Projection | LowRank | Headwise, rows: int, columns: int) -> None:
+    if (projection.rows, projection.columns) != (rows, columns):
+        got = f"{projection.rows} × {projection.columns}"
+        raise UnderhoodError(f"expected {name} of {rows} rows and {columns} columns", got)

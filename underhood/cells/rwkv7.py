@@ -21,7 +21,7 @@ from underhood.arrays import DType, require_shape
 from underhood.cells.convolution import Convolution
 from underhood.cells.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.cells.norm import Norm, unit
-from underhood.cells.projection import LowRank, Projection
+from underhood.cells.projection import LowRank, Projection, require_size
 from underhood.cells.shares import Shares
 from underhood.cells.stack import register_stack
 from underhood.errors import UnderhoodError
@@ -68,10 +68,7 @@ class RWKV7(AbstractMemoryCell):
             require_shape(name, getattr(self, name), (keys,), "(heads · d_k,)")
         rows = {"r_proj": keys, "k_proj": keys, "w_lora": keys, "a_lora": keys, "v_proj": values, "g_lora": values}
         for name, size in rows.items():
-            projection = getattr(self, name)
-            if (projection.rows, projection.columns) != (size, self.d):
-                got = f"{projection.rows} × {projection.columns}"
-                raise UnderhoodError(f"expected {name} of {size} rows and {self.d} columns", got)
+            require_size(name, getattr(self, name), size, self.d)
         require_shape("g_norm.weight", self.g_norm.weight, (values,), "(heads · d_v,)")
         require_shape("o_proj.weight", self.o_proj.weight, (None, values), "(d_out, heads · d_v)")
 

@@ -7,6 +7,7 @@ left. With rank one beside the decay, the memory's own scan has the identity for
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -20,13 +21,14 @@ from jaxtyping import Array, Inexact
 
 from underhood.cells.memory import Signals, memory_scan
 
-LEAF = 16  # steps that are done one after another
-TILE = 2**20  # bytes
+LEAF = 32  # steps that are done one after another
+TILE = 2**21  # bytes
 
 Done = TypeVar("Done")
 Signal = Inexact[np.ndarray, "_ h _"]  # as many keys as there are, or 1
 Sums = tuple[Signal, Signal]
-Tile = tuple[slice, slice, Inexact[np.ndarray, "n rows columns"]]
+Make = Callable[[], Inexact[np.ndarray, "n rows columns"]]
+Tile = tuple[slice, slice, Make]  # rows, columns, and what makes the numbers, on the thread that wants them
 
 
 def score_tiles(signals: Signals, *, width: int = 1) -> Iterator[Tile]:
@@ -49,7 +51,7 @@ def _columns(signals: Signals, most: int) -> Iterator[Tile]:
         scores = remember(signals._replace(v=jnp.broadcast_to(values, (length, heads, count))))
         tile = np.array(scores.transpose(1, 0, 2)[:, start:, : stop - start])
         tile[:, np.arange(stop - start), np.arange(stop - start)] = 0
-        yield slice(start, length), slice(start, stop), tile
+        yield slice(start, length), slice(start, stop), functools.partial(np.asarray, tile)
 
 
 def in_parallel(work: Callable[..., Done], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
@@ -75,7 +77,8 @@ def _halved(q: Signal, k: Signal, log_decay: Signal, start: int, stop: int, most
     """Yields tiles; returns Σ_{start≤r≤t} log a_r and Σ_{s<r<stop} log a_r, of which longer stretches make theirs."""
     if stop - start <= LEAF:
         own = log_decay[start:stop]
-        yield slice(start, stop), slice(start, stop), _leaf(q[start:stop], k[start:stop], own)
+        here = slice(start, stop)
+        yield here, here, functools.partial(_leaf, q[here], k[here], own)
         return np.cumsum(own, axis=0), np.concatenate([np.cumsum(own[:0:-1], axis=0)[::-1], np.zeros_like(own[:1])])
     middle = (start + stop) // 2
     first, before = yield from _halved(q, k, log_decay, start, middle, most)
@@ -85,7 +88,7 @@ def _halved(q: Signal, k: Signal, log_decay: Signal, start: int, stop: int, most
     count = max(1, most // (middle - start))
     for row in range(0, stop - middle, count):
         rows = slice(middle + row, min(middle + row + count, stop))
-        yield rows, slice(start, middle), asked[:, row : row + count] @ written
+        yield rows, slice(start, middle), functools.partial(np.matmul, asked[:, row : row + count], written)
     return np.concatenate([first, first[-1] + after]), np.concatenate([before + after[-1], last])
 
 

@@ -25,7 +25,7 @@ from jaxtyping import Array, Inexact
 from underhood.cells.convolution import Convolution
 from underhood.cells.linear import dense
 from underhood.cells.memory import Signals
-from underhood.cells.scores import TILE, Tile, in_parallel, remember, score_tiles
+from underhood.cells.scores import TILE, Make, Tile, in_parallel, remember, score_tiles
 from underhood.memory import require_memory
 
 Signal = Inexact[np.ndarray, "t n"]
@@ -64,8 +64,8 @@ class Past:
         require_memory(2 * size * length * length * dtype.itemsize, f"the shares of {length} steps in {size} channels")
         whole = np.zeros((size, length, length), dtype)
 
-        def fill(rows: slice, columns: slice, block: Block) -> None:
-            whole[:, rows, columns] = self.map(block, rows)
+        def fill(rows: slice, columns: slice, make: Make) -> None:
+            whole[:, rows, columns] = self.map(make(), rows)
 
         deque(in_parallel(fill, self.tiles()), maxlen=0)
         return whole
@@ -178,9 +178,9 @@ class Shares:
         row = np.zeros((self.own.shape[1], t + 1), self.own.dtype)
         row[:, t] = self.own[t]
         past = self.past or NOTHING
-        for rows, columns, block in past.tiles():
+        for rows, columns, make in past.tiles():
             if rows.start <= t < rows.stop:
-                here = block[:, t - rows.start : t - rows.start + 1, : t + 1 - columns.start]
+                here = make()[:, t - rows.start : t - rows.start + 1, : t + 1 - columns.start]
                 row[:, columns] += past.map(here, slice(t, t + 1))[:, 0]
         return row
 
@@ -248,9 +248,13 @@ class Shares:
     def _by_head(self, scores: Callable[..., Iterator[Tile]], width: int) -> Iterator[Tile]:
         """Scores times values."""
         values = self.own.T.reshape(-1, width, 1, len(self.own))
-        for rows, columns, tile in scores(width=width):
-            block = tile[:, None] * values[..., columns]
-            yield rows, columns, block.reshape(-1, *block.shape[2:])
+
+        def times(make: Make, columns: slice) -> Block:
+            block = make()[:, None] * values[..., columns]
+            return block.reshape(-1, *block.shape[2:])
+
+        for rows, columns, make in scores(width=width):
+            yield rows, columns, functools.partial(times, make, columns)
 
     def accumulated(self, log_factors: Any) -> Shares:
         """h_t = a_t ⊙ h_{t-1} + x_t: memories of one number."""
@@ -294,7 +298,7 @@ def _rows(array: Inexact[np.ndarray, "n t t"]) -> Iterator[Tile]:
     count = max(1, TILE // max(1, array[:, 0].nbytes))
     for start in range(0, array.shape[1], count):
         rows = slice(start, min(start + count, array.shape[1]))
-        yield rows, slice(0, rows.stop), array[:, rows, : rows.stop]
+        yield rows, slice(0, rows.stop), functools.partial(array.__getitem__, (slice(None), rows, slice(rows.stop)))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -34,7 +34,7 @@ class Compile:
     tolerance: float | None = None
     """Largest error, over the largest output, that counts as verified; the target's own unless given."""
     sparse: bool = False
-    """Sparse gating matrices in a gated-rnn (large ones are sparse anyway)."""
+    """Sparse matrices in a gated-rnn or an LRU (large ones are sparse anyway)."""
     force: bool = False
     """Write over an input, or over a file of another kind."""
     json: bool = False
@@ -51,7 +51,7 @@ class Compile:
             name: getattr(self, name) for name in ("layers", "input_bound", "horizon", "order", "dtype", "tolerance")
         }
         source = load(self.source)
-        announce(foretell(source, self.to))
+        announce(foretell(source, self.to, self.layers))
         compiled = compile_(source, to=self.to, sparse=self.sparse or None, **settings)
         report = compiled.report
         save(compiled.model, self.out, provenance={"command": "compile", "source": self.source.name, **report})

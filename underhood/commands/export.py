@@ -36,7 +36,9 @@ class Export:
         if self.to not in TARGETS:
             raise UnderhoodError(f"unknown target: {self.to!r}", remedy=f"Known: {', '.join(TARGETS)}.")
         if self.dtype is not None and self.to != "onnx":
-            raise UnderhoodError("--dtype is for --to onnx: a state dict keeps the dtype of the weights")
+            raise UnderhoodError(
+                "--dtype is for --to onnx: a state dict keeps the dtype of the weights", remedy="Leave it out."
+            )
         from underhood.storage.files import load
         from underhood.storage.outputs import ONNX, STATE_DICT, require_outputs
 

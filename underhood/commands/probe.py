@@ -59,7 +59,7 @@ class Probe:
 
     def run(self) -> int:
         from underhood.attention.linear import require_attention
-        from underhood.identify.callables import import_callable
+        from underhood.identify.callables import import_callable, parse_name
         from underhood.interop.foreign import closeness, foretell, is_onnx, probe
         from underhood.storage.files import load
         from underhood.storage.outputs import MODEL, require_outputs
@@ -68,9 +68,14 @@ class Probe:
         require_outputs((self.out, MODEL), inputs=(self.against, self.inputs), force=self.force)
         against = None if self.against is None else require_attention(load(self.against))
         sequences, last = self._sequences()
-        d = self.d if sequences is None or self.d is not None else sequences.shape[2]
+        d = self.d if sequences is None else sequences.shape[2]
+        if self.d not in (None, d):
+            raise UnderhoodError(
+                f"expected sequences with {self.d} inputs, as --d says", f"{d} inputs", "Leave out --d."
+            )
         onnx = is_onnx(self.function)
         if not onnx:
+            parse_name(self.function)
             note(f"underhood: running the code of {self.function}")
         # Whatever the code prints, on import or when called, is not our answer.
         with contextlib.redirect_stdout(sys.stderr), _shown() as watch:

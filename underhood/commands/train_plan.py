@@ -139,6 +139,10 @@ def _check(plan: Plan, given: dict[str, Any]) -> None:
             if name in given:
                 flag = f"--{name.replace('_', '-')}"
                 raise UnderhoodError(f"{flag} belongs to --optimizer {other}", remedy="Leave it out.")
+    for name in ("learning_rate", "weight_decay", "set"):
+        if getattr(plan, name) == ():
+            flag = f"--{name.replace('_', '-')}"
+            raise UnderhoodError(f"{flag} has no value", remedy="Give one or more, or leave it out.")
     for name in ("seeds", "hidden", "layers", "pre_readout", "steps"):
         value = getattr(plan, name)
         if value is not None and value < 1:

@@ -20,7 +20,6 @@ layers give exactly k steps, and the loss falls with k as that of plain gradient
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -99,11 +98,11 @@ def _compiled(attention: LinearAttention, target: str) -> AbstractModel:
     return attention if target == ATTENTION else compile(attention, to=target).model
 
 
-def _step(*, d_x: int, d_y: int, eta: float, **_: Any) -> LinearAttention:
+def _step(*, d_x: int, d_y: int, eta: float, **_: object) -> LinearAttention:
     return gradient_descent_attention(d_x, d_y, eta)
 
 
-def _decayed_step(*, d_x: int, d_y: int, eta: float, decay: float, **_: Any) -> LinearAttention:
+def _decayed_step(*, d_x: int, d_y: int, eta: float, decay: float, **_: object) -> LinearAttention:
     """η counts for the last observation, which the query's step has decayed once."""
     if decay > 1:
         raise UnderhoodError("expected a decay of at most 1", decay)
@@ -112,7 +111,7 @@ def _decayed_step(*, d_x: int, d_y: int, eta: float, decay: float, **_: Any) -> 
 
 
 def _in_layers(target: str) -> Callable[..., AbstractModel]:
-    def make(*, d_x: int, d_y: int, eta: float, k: int, **_: Any) -> AbstractModel:
+    def make(*, d_x: int, d_y: int, eta: float, k: int, **_: object) -> AbstractModel:
         # The stream between layers: x, y, z, s and the constant 1.
         x, y = np.eye(d_x, 3 * d_x + d_y + 1), np.eye(d_y, 3 * d_x + d_y + 1, d_x)
         z, s = (np.eye(d_x, x.shape[1], start) for start in (d_x + d_y, 2 * d_x + d_y))
@@ -146,7 +145,7 @@ def _next_power(
     )
 
 
-def _delta_rule(*, d_x: int, d_y: int, beta: float | None, **_: Any) -> AbstractModel:
+def _delta_rule(*, d_x: int, d_y: int, beta: float | None, **_: object) -> AbstractModel:
     """β = 1 for keys of length 1 is 1/d_x for x."""
     share = 1.0 if beta is None else beta * d_x
     if share > 1 + 1e-12:
@@ -171,7 +170,7 @@ def _delta_rule(*, d_x: int, d_y: int, beta: float | None, **_: Any) -> Abstract
     return Stack(Linear(np.eye(width, d_x + d_y), one), (cell,), Linear(np.eye(d_y), np.zeros(d_y)))
 
 
-def _least_squares(*, d_x: int, d_y: int, ridge: float | None, **_: Any) -> AbstractModel:
+def _least_squares(*, d_x: int, d_y: int, ridge: float | None, **_: object) -> AbstractModel:
     """The first layer's outputs are x_t, x_{t-1} and y_{t-1}."""
     diagonal = MesaNet.lambda_lower_bound if ridge is None else ridge / d_x
     width = 2 * d_x + d_y

@@ -17,7 +17,7 @@ from underhood.cells.gated_rnn import GatedRNN
 from underhood.construct.envelope import Envelope
 from underhood.construct.lowered import Lowered
 from underhood.construct.products import gated_products
-from underhood.construct.targets import TARGETS, Target, Way, source_kind
+from underhood.construct.targets import TARGETS, DenseOrSparse, Target, Way, source_kind
 from underhood.construct.verify import Measured, measure
 from underhood.costs import COSTS, foretold
 from underhood.errors import UnderhoodError
@@ -147,16 +147,19 @@ def compile(
 
     `order` counts the scales at which neurons are copied to linearise σ (1 is the paper's trick). `tolerance`
     is the largest error over the largest output that counts as verified; each target has its own default.
-    `sparse` keeps the gatings of `gated-rnn` sparse; by default where the dense ones would be large.
+    `sparse` keeps the matrices of `gated-rnn`, of the LRUs and of `mamba` sparse; by default where dense ones would be
+    large.
     """
     target, kind = TARGETS[to], source_kind(source)
     envelope = _checked_envelope(source, input_bound, horizon, order, dtype)
+    if tolerance is not None and not 0 < tolerance < np.inf:
+        raise UnderhoodError("expected a tolerance above 0 and below infinity", tolerance)
     layers, lower = target.choose(kind, layers)
     tolerance = target.tolerance(order, dtype == "float32") if tolerance is None else tolerance
-    options = {"sparse": sparse} if to == "gated-rnn" else {}
+    options = {"sparse": sparse} if isinstance(lower, DenseOrSparse) else {}
     if sparse and not options:
-        raise UnderhoodError("only the target gated-rnn has sparse gatings", remedy="Leave sparse out.")
-    foretell(source, to)
+        raise UnderhoodError(f"{to} from a {kind} in {layers} layers has no sparse form", remedy="Leave sparse out.")
+    foretell(source, to, layers, sparse)
     lowered = lower(source, envelope, order, **options)
     if not lowered.relative_bound <= SLACK * tolerance:
         raise _too_far(target, lower, source, envelope, order, tolerance, lowered, options)
@@ -176,7 +179,7 @@ def compile(
     return Compiled(model, to, layers, target.exact, verified, evidence)
 
 
-def foretell(source: Any, to: str) -> str | None:
+def foretell(source: Any, to: str, layers: int | None = None, sparse: bool | None = None) -> str | None:
     """What compiling will take, in a line, where that is much; refused where there is not the memory for it."""
     if isinstance(source, LinearAttention):
         products = source.heads * min(source.d, source.d_out) * source.w_key.shape[1]
@@ -185,7 +188,10 @@ def foretell(source: Any, to: str) -> str | None:
     else:
         return None  # refused for what it is
     name = "compile" if to == "gated-rnn" else f"compile {to}"
-    if getattr(source, "heads", 1) > 1 and f"{name}, heads" in COSTS:
+    _, lower = TARGETS[to].choose(source_kind(source), layers)
+    if isinstance(lower, DenseOrSparse) and isinstance(source, LinearAttention) and lower.is_sparse(source, sparse):
+        name = lower.cost
+    elif getattr(source, "heads", 1) > 1 and f"{name}, heads" in COSTS:
         name = f"{name}, heads"
     return foretold(name, max(source.d, products**0.5), f"compiling {source.kind} with d = {source.d} to {to}")
 
@@ -207,7 +213,7 @@ def _measured(source: Any, lowered: Lowered, envelope: Envelope, tolerance: floa
 
 def _checked_envelope(source: Any, input_bound: float, horizon: int, order: int, dtype: str) -> Envelope:
     if not (np.isfinite(input_bound) and input_bound > 0):
-        raise UnderhoodError("expected an input_bound above 0", input_bound)
+        raise UnderhoodError("expected an input_bound above 0 and below infinity", input_bound)
     if not 1 <= horizon <= MOST_STEPS or int(horizon) != horizon:
         raise UnderhoodError(f"expected a horizon from 1 to {MOST_STEPS} steps", horizon)
     if not 1 <= order <= MOST_ORDERS or int(order) != order:

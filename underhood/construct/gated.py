@@ -19,9 +19,7 @@ from underhood.construct.forms import compact, compact_coordinates, figure_1, he
 from underhood.construct.lowered import Lowered
 from underhood.construct.minimal import minimal
 from underhood.construct.products import gated_products
-from underhood.construct.targets import ROUNDING_ONLY, register_target
-
-LARGE = 10_000_000  # entries of a dense output gating, 80 MB in float64: sparse from here on
+from underhood.construct.targets import ROUNDING_ONLY, DenseOrSparse, register_target
 
 
 def to_gated_rnn(form: KeyValueForm) -> GatedRNN:
@@ -78,13 +76,14 @@ def _exact(form: Callable[[LinearAttention], KeyValueForm], source: LinearAttent
     return _rounded(to_gated_rnn(form(source)), envelope)
 
 
-def _figure_1(source: LinearAttention, envelope: Envelope, order: int, sparse: bool | None = None) -> Lowered:
-    entries, read = source.heads * source.d_out * source.d_key, source.heads * source.d_key
-    if sparse or (sparse is None and entries * (entries + read) > LARGE):
-        # An output reads only its own products, as many as there are keys; each is made of three sums over x.
-        rounding = _rounding(envelope, read) + 3 * envelope.dot(source.d)
-        return Lowered(to_sparse_gated_rnn(source), rounding, _attention_bounds(source, envelope))
+def _figure_1(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
     return _exact(figure_1, source, envelope)
+
+
+def _sparse(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
+    """An output reads only its own products, as many as there are keys; each is made of three sums over x."""
+    rounding = _rounding(envelope, source.heads * source.d_key) + 3 * envelope.dot(source.d)
+    return Lowered(to_sparse_gated_rnn(source), rounding, _attention_bounds(source, envelope))
 
 
 def _compact(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
@@ -97,7 +96,7 @@ def _minimal(source: LinearAttention, envelope: Envelope, order: int) -> Lowered
     return _exact(minimal, source, envelope)
 
 
-def _same(source: GatedRNN, envelope: Envelope, order: int, sparse: bool | None = None) -> Lowered:
+def _same(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     """A gated RNN is one already."""
     return _rounded(source, envelope)
 
@@ -121,6 +120,6 @@ def _attention_bounds(source: LinearAttention, envelope: Envelope) -> np.ndarray
 
 
 _EXACT = {"tolerances": ROUNDING_ONLY, "source": "Section 2.1"}
-register_target("gated-rnn", attention={1: _figure_1}, gated={1: _same}, **_EXACT)
+register_target("gated-rnn", attention={1: DenseOrSparse(_figure_1, _sparse, "compile")}, gated={1: _same}, **_EXACT)
 register_target("gated-rnn-compact", attention={1: _compact}, **_EXACT)
 register_target("gated-rnn-minimal", attention={1: _minimal}, **_EXACT)

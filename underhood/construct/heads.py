@@ -148,6 +148,33 @@ def _products(form: KeyValueForm) -> tuple[np.ndarray, ...]:
     return values, keys, form.asks @ form.queries, form.readout, form.decay
 
 
+def norm_bounds(
+    heads: Heads, of_values: float, of_keys: float, of_queries: float, rest: float
+) -> tuple[Float[np.ndarray, " d_o"], Float[np.ndarray, " d_o"]]:
+    """max Σ_i |out_i v_i| Σ_j |k_j q_j| over the horizon, and its error where values err by so much of V, and so on.
+
+    A sum of many products is bounded by norms, too: Σ_j |k_j q_j| ≤ |k| |q| with |k| ≤ ‖W_K‖ |x|. For a random head of
+    64 keys at d = 512, that is 20 times less than Σ_j K_j Q_j.
+    """
+    count, _, d_value, inputs = heads.sizes
+    out = np.abs(heads.out).reshape(-1, count, d_value)
+
+    def norms(rows: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        most = np.linalg.norm(bounds, axis=1)
+        scaled = np.linalg.norm(rows * heads.input_bounds, ord=2, axis=(1, 2))
+        return np.minimum(most, np.sqrt(inputs) * scaled), most
+
+    v, _ = norms(heads.values, heads.value_bounds)
+    k, most_k = norms(heads.keys, heads.key_bounds)
+    q, most_q = norms(heads.queries, heads.query_bounds)
+    apart = np.sum(heads.key_bounds * heads.query_bounds, axis=1)
+    scores, by_key, by_query = (heads.steps * np.minimum(apart, one) for one in (k * q, most_k * q, k * most_q))
+    by_value = np.einsum("ohv,hv->oh", out, heads.value_bounds)
+    read = np.minimum(by_value, np.linalg.norm(out, axis=2) * v)
+    errors = of_values * by_value @ scores + read @ (of_keys * by_key + of_queries * by_query)
+    return read @ scores, errors + rest * (read @ scores)
+
+
 def states(source: GatedRNN, envelope: Envelope) -> Heads:
     """(h, 1): a memory of size 1 for each neuron, and one for the constant, which forgets at once."""
     one = np.eye(source.d + 1)[-1:]

@@ -10,6 +10,7 @@ B and C are the same for all channels; Δ, u, z and the decays A are not.
 
     one head         u = ±x, B = keys, C = queries, A the decay; d_v rows in the readout          2 d · d_k numbers
     several heads    B = C = 1: Δ = ±k, u = ±v, z = ±q multiply what each product needs            8 a product
+                     (mamba_sparse.py has the same without writing the projections out)
     …that decay      Δ is not free. B, C hold the keys and queries of all heads, and A which of them a channel
                      remembers; what it adds of the others at this very step cancels, and the products of this step
                      come from channels with Δ = ±k that remember nothing
@@ -18,124 +19,34 @@ B and C are the same for all channels; Δ, u, z and the decays A are not.
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-
 import numpy as np
-from jaxtyping import Float
 
 from underhood.algebra.subspaces import factor, row_space
 from underhood.attention.linear import LinearAttention
-from underhood.cells import Convolution, GatedRNN, Linear, Mamba, Stack
+from underhood.cells import GatedRNN
 from underhood.cells.gated_rnn import nu_of
 from underhood.cells.linear import dense
 from underhood.construct.envelope import Envelope, positive, power_of_two
 from underhood.construct.forms import KeyValueForm, heads_of, rank_revealed
 from underhood.construct.lowered import Lowered
+from underhood.construct.mamba_parts import (
+    AT_ONCE,
+    MEMORY,
+    OFF,
+    ONE,
+    STEP_BOUND,
+    Channels,
+    channels_of,
+    constant,
+    layer_of,
+    readers,
+    signed,
+    stack,
+    with_one,
+)
+from underhood.construct.mamba_sparse import to_sparse_mamba, would_be_large
 from underhood.construct.products import gated_products
-from underhood.construct.targets import ROUNDING_ONLY, register_target
-
-WIDTH = 4  # of the public modules' convolution, which is switched off
-ONE = 64.0  # SiLU and softplus hand it on unchanged, in float32 and float64
-OFF = -1000.0  # softplus is 0
-AT_ONCE = 80.0  # A_log with which a channel forgets all, down to Δ = e⁻⁷⁰
-MEMORY = -80.0  # and all is kept
-STEP_BOUND = 8.0  # |Δ₊ − Δ₋| reaches it: the pair is then hardly larger than its difference
-SIGNS = np.array([1.0, -1.0])
-
-
-@dataclasses.dataclass(frozen=True)
-class Channels:
-    """Rows over x̃ = (x, 1) for u, Δ and z; decays A_log; D; and the column of each channel in the output."""
-
-    values: Float[np.ndarray, "c inputs"]
-    steps: Float[np.ndarray, "c inputs"]
-    gates: Float[np.ndarray, "c inputs"]
-    a_log: Float[np.ndarray, "c n"]
-    skip: Float[np.ndarray, " c"]
-    out: Float[np.ndarray, "d_o c"]
-
-    @staticmethod
-    def join(*groups: Channels) -> Channels:
-        def joined(name: str) -> np.ndarray:
-            return np.concatenate([getattr(group, name) for group in groups], axis=1 if name == "out" else 0)
-
-        return Channels(**{field.name: joined(field.name) for field in dataclasses.fields(Channels)})
-
-
-def _constant(value: float, inputs: int) -> np.ndarray:
-    return np.append(np.zeros(inputs - 1), value)
-
-
-def _channels(
-    values: np.ndarray, out: np.ndarray, a_log: np.ndarray, *, steps=None, gates=None, skip: float = 0.0
-) -> Channels:
-    """A group of channels; Δ and the gate are `ONE` where none are given, and the output makes up for them."""
-    count, inputs = values.shape
-    out = out / ((ONE if steps is None else 1.0) * (ONE if gates is None else 1.0))
-    one = np.tile(_constant(ONE, inputs), (count, 1))
-    steps, gates = (one if rows is None else rows for rows in (steps, gates))
-    return Channels(values, steps, gates, np.broadcast_to(a_log, (count, a_log.shape[-1])), np.full(count, skip), out)
-
-
-def _silent(values: np.ndarray, outputs: int, states: int) -> Channels:
-    """Channels that are there for W_x to read."""
-    off = np.tile(_constant(OFF, values.shape[1]), (len(values), 1))
-    return _channels(values, np.zeros((outputs, len(values))), np.zeros((1, states)), steps=off)
-
-
-def _readers(inputs: int, outputs: int, states: int) -> Channels:
-    """±x and the constant: out of them W_x makes any function of x̃."""
-    rows = np.concatenate([np.eye(inputs)[:-1], -np.eye(inputs)[:-1], ONE * np.eye(inputs)[-1:]])
-    return _silent(rows, outputs, states)
-
-
-def _signed(rows: tuple[np.ndarray, ...], out: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """Every product with every choice of signs, in the rows and in the column of the output."""
-    signs = np.array(list(itertools.product(SIGNS, repeat=len(rows))))
-    signed = [(row[None] * signs[:, i, None, None]).reshape(-1, row.shape[1]) for i, row in enumerate(rows)]
-    return signed, np.concatenate([out * np.prod(sign) for sign in signs], axis=1)
-
-
-def _layer(channels: Channels, keys: np.ndarray, queries: np.ndarray, width: int) -> Mamba:
-    """The layer with B = keys·x̃ and C = queries·x̃, `width` numbers in and out; it reads x̃ off the first channels."""
-    count, inputs = channels.values.shape
-    step_rows, which = np.unique(channels.steps[:, :-1], axis=0, return_inverse=True)
-    wanted = np.concatenate([np.pad(step_rows, ((0, 0), (0, 1))), keys, queries])
-    x_proj = np.zeros((len(wanted), count))
-    if np.any(wanted):
-        d = inputs - 1
-        x_proj[:, :d], x_proj[:, d : 2 * d] = wanted[:, :d], -wanted[:, :d]
-        if np.any(wanted[:, d]):
-            x_proj[:, 2 * d] = wanted[:, d] / ONE
-    in_proj = np.zeros((2 * count, width))
-    in_proj[:, :inputs] = np.concatenate([channels.values, channels.gates])
-    out_proj = np.zeros((width, count))
-    out_proj[: len(channels.out)] = channels.out
-    return Mamba(
-        in_proj=in_proj,
-        conv1d=Convolution.off(count, WIDTH),
-        x_proj=x_proj,
-        dt_proj=np.eye(len(step_rows))[which],
-        dt_bias=channels.steps[:, -1],
-        a_log=channels.a_log,
-        skip=channels.skip,
-        out_proj=out_proj,
-    )
-
-
-def _with_one(rows: np.ndarray) -> np.ndarray:
-    return np.pad(rows, ((0, 0), (0, 1)))
-
-
-def _stack(layers: tuple[Mamba, ...], rows: np.ndarray, readout: np.ndarray) -> Stack:
-    """Embedding (rows x, 1), layers of one width, readout."""
-    width = layers[0].d
-    embedding, bias = np.zeros((width, rows.shape[1])), np.zeros(width)
-    embedding[: len(rows)], bias[len(rows)] = rows, 1.0
-    padded = np.zeros((len(readout), width))
-    padded[:, : readout.shape[1]] = readout
-    return Stack(Linear(embedding, bias), layers, Linear(padded, np.zeros(len(readout))))
+from underhood.construct.targets import ROUNDING_ONLY, DenseOrSparse, register_target
 
 
 def attention_to_mamba(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
@@ -150,9 +61,9 @@ def attention_to_mamba(source: LinearAttention, envelope: Envelope, order: int) 
     else:
         channels, keys, queries = _decaying(form, envelope)
         states = len(keys)
-    readers = _readers(form.d + 1, len(form.readout), states)
-    layer = _layer(Channels.join(readers, channels), keys, queries, max(form.d + 1, len(form.readout)))
-    model = _stack((layer,), np.eye(form.d), np.eye(len(form.readout)))
+    channels_read = readers(form.d + 1, len(form.readout), states)
+    layer = layer_of(Channels.join(channels_read, channels), keys, queries, max(form.d + 1, len(form.readout)))
+    model = stack((layer,), np.eye(form.d), np.eye(len(form.readout)))
     terms = int(np.max(np.count_nonzero(channels.out, axis=1)))
     return Lowered(model, _rounding(envelope, terms), _output_bounds(form, envelope))
 
@@ -165,12 +76,12 @@ def _one_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay
     if 0 < len(columns) < len(w_key):
         w_key, w_query = columns, asks
     d = len(rows)
-    keys, queries = (_with_one(w @ rows.T) for w in (w_key, w_query))
-    (values,), out = _signed((_with_one(np.eye(d)),), np.eye(d))
+    keys, queries = (with_one(w @ rows.T) for w in (w_key, w_query))
+    (values,), out = signed((with_one(np.eye(d)),), np.eye(d))
     # e^{ΔA} with Δ = ONE.
     a_log = np.full((1, len(keys)), nu_of(np.float64(decay)) - np.log(ONE) if 0 < decay < 1 else _ends(decay))
-    layer = _layer(_channels(values, out, a_log), keys, queries, d + 1)
-    model = _stack((layer,), rows, w_value @ rows.T)
+    layer = layer_of(channels_of(values, out, a_log), keys, queries, d + 1)
+    model = stack((layer,), rows, w_value @ rows.T)
     bounds = envelope.steps(np.array([decay])) * envelope.linear(w_value)
     sizes = envelope.linear(w_key) @ envelope.linear(w_query)
     return Lowered(model, _rounding(envelope, 2 * d + len(keys)), bounds * sizes)
@@ -187,8 +98,8 @@ def _products(form: KeyValueForm, envelope: Envelope, states: int, *, memory: bo
     scale = power_of_two(STEP_BOUND / positive(envelope.linear(form.keys)))[cell]
     rows = (form.keys[cell] * scale[:, None], form.values[cell], asked)
     out = form.readout[:, product] * (form.reads[product, cell] / scale)[None]
-    (steps, values, gates), out = _signed(tuple(map(_with_one, rows)), out)
-    return _channels(values, out, np.full((1, states), MEMORY if memory else AT_ONCE), steps=steps, gates=gates)
+    (steps, values, gates), out = signed(tuple(map(with_one, rows)), out)
+    return channels_of(values, out, np.full((1, states), MEMORY if memory else AT_ONCE), steps=steps, gates=gates)
 
 
 def _decaying(form: KeyValueForm, envelope: Envelope) -> tuple[Channels, np.ndarray, np.ndarray]:
@@ -210,13 +121,13 @@ def _decaying(form: KeyValueForm, envelope: Envelope) -> tuple[Channels, np.ndar
     a_log[owner, pair] = np.where(
         form.decay[cell] == 1, MEMORY, np.where(form.decay[cell] == 0, AT_ONCE, nu_of(form.decay[cell]) - np.log(ONE))
     )
-    (values,), out = _signed((_with_one(owners[:, : form.d]),), owners[:, form.d + 1 :].T)
-    remember = _channels(values, out, np.tile(a_log, (2, 1)), skip=-ONE)
+    (values,), out = signed((with_one(owners[:, : form.d]),), owners[:, form.d + 1 :].T)
+    remember = channels_of(values, out, np.tile(a_log, (2, 1)), skip=-ONE)
     at_once = _products(form, envelope, states, memory=False)
     return (
         Channels.join(remember, at_once),
-        np.concatenate([_with_one(keys), -_with_one(keys), one]),
-        np.concatenate([_with_one(queries), _with_one(queries), one]),
+        np.concatenate([with_one(keys), -with_one(keys), one]),
+        np.concatenate([with_one(queries), with_one(queries), one]),
     )
 
 
@@ -250,32 +161,32 @@ def to_mamba(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     a_log = np.full((len(remembered), states), AT_ONCE)
     kept = lambda_[remembered]
     a_log[np.arange(len(kept)), np.arange(len(kept))] = np.where(kept == 1, MEMORY, nu_of(kept) - np.log(ONE))
-    (values,), out = _signed((a[remembered],), np.eye(hidden)[:, remembered])
-    memory = _channels(values, out, np.tile(a_log, (2, 1)))
+    (values,), out = signed((a[remembered],), np.eye(hidden)[:, remembered])
+    memory = channels_of(values, out, np.tile(a_log, (2, 1)))
     # What this step adds: b_m itself where nothing is remembered, and −Σ_{n≠m} b_n elsewhere.
     now = np.where(lambda_[:, None] > 0, b - keys.sum(axis=0), b)
-    first = Channels.join(_readers(inputs, hidden, states), memory, _at_once(a, now, np.eye(hidden), states))
-    ones = np.tile(_constant(1.0, inputs), (states, 1))
+    first = Channels.join(readers(inputs, hidden, states), memory, _at_once(a, now, np.eye(hidden), states))
+    ones = np.tile(constant(1.0, inputs), (states, 1))
     c, e = (np.pad(rows, ((0, 0), (0, width - hidden))) for rows in (c, e))
     second = _at_once(c, e, readout, 1)
     nothing = np.zeros((1, width))
-    layers = (_layer(first, keys, ones, width), _layer(second, nothing, nothing, width))
-    model = _stack(layers, np.eye(inputs - 1), np.eye(len(readout)))
+    layers = (layer_of(first, keys, ones, width), layer_of(second, nothing, nothing, width))
+    model = stack(layers, np.eye(inputs - 1), np.eye(len(readout)))
     relative = 2 * _rounding(envelope, 2 * inputs + hidden) + envelope.dot(2 * len(c))
     return Lowered(model, relative, whole.output_bounds)
 
 
 def _at_once(one: np.ndarray, other: np.ndarray, out: np.ndarray, states: int) -> Channels:
     """(one·x)(other·x) of this step as D u SiLU(z), Δ = 0."""
-    (values, gates), out = _signed((one, other), out)
+    (values, gates), out = signed((one, other), out)
     off = np.zeros_like(values)
     off[:, -1] = OFF
-    return _channels(values, out, np.zeros((1, states)), steps=off, gates=gates, skip=1.0)
+    return channels_of(values, out, np.zeros((1, states)), steps=off, gates=gates, skip=1.0)
 
 
 register_target(
     "mamba",
-    attention={1: attention_to_mamba},
+    attention={1: DenseOrSparse(attention_to_mamba, to_sparse_mamba, "compile mamba, sparse", would_be_large)},
     gated={2: to_mamba},
     tolerances=ROUNDING_ONLY,
     why_not_fewer="the gate reads the input and not the state, so two states cannot be multiplied in one layer",

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from underhood.attention.linear import LinearAttention
 from underhood.cells import GatedRNN
+from underhood.construct.envelope import Envelope
 from underhood.construct.lowered import Lowered
 from underhood.errors import NotConstructible, UnderhoodError
 from underhood.registry import Registry
+
+Source = LinearAttention | GatedRNN
 
 ATTENTION, GATED = "linear self-attention", "simplified gated RNN"  # the columns of Table 3
 
@@ -24,6 +28,33 @@ Way = Callable[..., Lowered]
 # order → largest error over largest output, in float64
 ROUNDING_ONLY = {1: 1e-12}
 LINEARISED = {1: 1e-7, 2: 1e-9, 3: 1e-10}
+
+LARGE = 10_000_000  # entries of a dense gating of the states, 80 MB in float64: sparse from here on
+
+
+def large_gating(source: LinearAttention) -> bool:
+    """Products of memories with queries, as many as memories, each of which could read every neuron."""
+    queries = source.heads * source.d_key
+    products = source.d_out * queries
+    return products * (products + queries) > LARGE
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseOrSparse:
+    """One network from attention in two forms: matrices written out, and, where they would be large, kept as rules."""
+
+    dense: Way
+    sparse: Way
+    cost: str
+    """What the sparse form takes, in `COSTS`."""
+    is_large: Callable[[LinearAttention], bool] = large_gating
+    """Whether the source is to be kept sparse unless told otherwise."""
+
+    def __call__(self, source: Any, envelope: Envelope, order: int, sparse: bool | None = None) -> Lowered:
+        return (self.sparse if self.is_sparse(source, sparse) else self.dense)(source, envelope, order)
+
+    def is_sparse(self, source: LinearAttention, sparse: bool | None) -> bool:
+        return self.is_large(source) if sparse is None else sparse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +86,8 @@ class Target:
             raise UnderhoodError(f"no construction of {self.name} from a {source}", remedy=f"Start from a {known}.")
         if layers is None:
             layers = self.default_layers[source]
+        if layers < 1:
+            raise UnderhoodError("expected layers of 1 or more", layers)
         if (source, layers) in self.ways:
             return layers, self.ways[source, layers]
         reason = self.why_not_fewer if layers < counts[0] else f"it is built with {counts[-1]}, and no more do more"
@@ -99,4 +132,5 @@ def source_kind(source: object) -> str:
     if isinstance(source, GatedRNN):
         return GATED
     kind = getattr(source, "kind", type(source).__name__)
-    raise UnderhoodError("compile expects a linear attention or a diagonal gated RNN", kind)
+    remedy = "Read its attention first: underhood decompile --out."
+    raise UnderhoodError("compile expects a linear attention or a diagonal gated RNN", kind, remedy)

@@ -13,7 +13,7 @@ from underhood.cells import GatedRNN
 from underhood.cells.linear import dense
 from underhood.construct.envelope import Envelope
 from underhood.construct.forms import heads_of
-from underhood.construct.targets import ATTENTION, GATED, source_kind
+from underhood.construct.targets import ATTENTION, GATED, Source, source_kind
 
 # Steps, and numbers remembered times steps, of a probe: beyond, the bound speaks alone, and `measured_steps` says so.
 LONGEST_PROBE, MOST_STATES = 20_000, 20_000_000
@@ -30,7 +30,7 @@ class Measured:
     probes: int
 
 
-def measure(source: Any, model: Any, envelope: Envelope, seed: int = 0) -> Measured:
+def measure(source: Source, model: Any, envelope: Envelope, seed: int = 0) -> Measured:
     """Run both on every probe, the source in extended precision: in float64 it would round as the network does."""
     worst, relative, count = 0.0, 0.0, 0
     length = min(envelope.horizon, LONGEST_PROBE, 1 + MOST_STATES // max(1, model.hidden, _states(source)))
@@ -45,14 +45,14 @@ def measure(source: Any, model: Any, envelope: Envelope, seed: int = 0) -> Measu
     return Measured(worst, relative, length, count)
 
 
-def _states(source: Any) -> int:
+def _states(source: Source) -> int:
     """Numbers that the source remembers."""
     if isinstance(source, LinearAttention):
         return source.heads * source.d_out * source.w_key.shape[1]
     return source.hidden
 
 
-def probes(source: Any, envelope: Envelope, length: int, seed: int = 0) -> list[list[Float[np.ndarray, "t d"]]]:
+def probes(source: Source, envelope: Envelope, length: int, seed: int = 0) -> list[list[Float[np.ndarray, "t d"]]]:
     """Two sorts: inputs that vary, inside and at the corners; and the constant corners that drive outputs furthest.
 
     The latter are the hardest: signals reach their bounds, and every step rounds the same way. One of them is a little
@@ -68,7 +68,7 @@ def probes(source: Any, envelope: Envelope, length: int, seed: int = 0) -> list[
     return [varied, [np.tile(corner, (length, 1)) for corner in corners]]
 
 
-def extended(source: Any, xs: Float[np.ndarray, "t d"]) -> np.ndarray:
+def extended(source: Source, xs: Float[np.ndarray, "t d"]) -> np.ndarray:
     """The source's outputs in NumPy's longest float."""
     of_kind = {ATTENTION: _extended_attention, GATED: _extended_gated}
     return of_kind[source_kind(source)](source, xs.astype(np.longdouble))
@@ -101,7 +101,7 @@ def _extended_gated(source: GatedRNN, xs: np.ndarray) -> np.ndarray:
     return ys
 
 
-def _furthest_corners(source: Any, envelope: Envelope, random: np.random.Generator) -> list[np.ndarray]:
+def _furthest_corners(source: Source, envelope: Envelope, random: np.random.Generator) -> list[np.ndarray]:
     """Constant inputs ±r that make some output large: ascent by flips of signs, from several starts.
 
     One flip at a time; among many inputs, the flips that gain most all at once, in halves until they gain together.
@@ -130,7 +130,7 @@ def _furthest_corners(source: Any, envelope: Envelope, random: np.random.Generat
     return [corner for _, corner in found[:2]]
 
 
-def _size_for_constant(source: Any, xs: Float[np.ndarray, "b d"], envelope: Envelope) -> Float[np.ndarray, " b"]:
+def _size_for_constant(source: Source, xs: Float[np.ndarray, "b d"], envelope: Envelope) -> Float[np.ndarray, " b"]:
     """The largest output after a horizon of one and the same input."""
     of_kind = {ATTENTION: _attention_constant, GATED: _gated_constant}
     return np.max(np.abs(of_kind[source_kind(source)](source, xs, envelope)), axis=1)

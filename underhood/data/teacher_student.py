@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from underhood.arrays import DType
-from underhood.attention.linear import LinearAttention, _naive
+from underhood.attention.linear import LinearAttention, _naive, require_attention
 from underhood.attention.teachers import random_attention
 from underhood.data.task import TASKS, AbstractTask, Batch
 from underhood.errors import UnderhoodError
@@ -26,6 +26,7 @@ class TeacherStudent(AbstractTask):
     length: int = 32
 
     def __check_init__(self) -> None:
+        require_attention(self.teacher)
         if self.length < 1:
             raise UnderhoodError("expected length of 1 or more", self.length)
 

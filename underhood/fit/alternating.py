@@ -24,7 +24,9 @@ from underhood.fit.gauss_newton import State
 from underhood.fit.moments import present_and_past, present_and_past_at_last, whitening_of
 from underhood.fit.problems import Weights, draw_weights
 
-WIDE_FROM = 7  # the d from which this is the faster way; with the matrix d = 6 takes half a minute
+# The d from which this is the faster way (d = 6: one second, and half a minute with the matrix), and from which it is
+# taken for narrow networks, too, which the matrix trains at their own width.
+WIDE_FROM, ALWAYS_WIDE_FROM = 5, 7
 FIRST_DECAY, COUPLING = 1e-6, 1e-3  # ρ, and the share of the loss that it falls with
 TIGHT, MOST_PRODUCTS = 1e-2, 200  # what is left of the preconditioned residual of one half, and its iterations
 NONE = 1e-14  # of the largest eigenvalue: pre-readout neurons that say the same

@@ -16,13 +16,14 @@ import numpy as np
 
 from underhood.cells.gated_rnn import GatedRNN
 from underhood.errors import UnderhoodError
-from underhood.fit.alternating import WIDE_FROM, Wide
+from underhood.fit.alternating import ALWAYS_WIDE_FROM, WIDE_FROM, Wide
 from underhood.fit.descent import Callback, Descent, Progress
 from underhood.fit.gauss_newton import State
 from underhood.fit.moments import check_sequences, reduce_data
 from underhood.fit.problems import FixedLambda, FreeLambda, Problem, Weights
 from underhood.fit.symmetry import Signs, reduce_symmetric
 from underhood.identify.decompile import decompile
+from underhood.identify.threads import threads_for
 
 MOST_UNKNOWNS = 6000  # a Gauss–Newton matrix of 0.3 GB
 
@@ -106,7 +107,8 @@ def fit_levenberg(
     xs, ys = check_sequences(xs, ys, targets_at)
     tests = check_sequences(*held_out, targets_at)
     _check_options(lambdas, targets_at, symmetry, target_loss, max_seconds)
-    problem = _problem(xs, ys, targets_at, lambdas, symmetry)
+    wide = xs.shape[-1] >= (WIDE_FROM if hidden is None and pre_readout is None else ALWAYS_WIDE_FROM)
+    problem = _problem(xs, ys, targets_at, lambdas, symmetry, wide)
     descent = Descent(
         problem,
         tests,
@@ -121,10 +123,11 @@ def fit_levenberg(
         callback=callback,
         checkpoint=checkpoint,
     )
-    progress, ended = descent.run(resume or descent.fresh(0), restarts, prune)
-    state = descent.found(progress)
-    state = state._replace(weights=silenced(state.weights, xs, targets_at))
-    model = _smaller(descent, state, prune) if isinstance(problem, Wide) else descent.model_of(state)
+    with threads_for(problem.d):
+        progress, ended = descent.run(resume or descent.fresh(0), restarts, prune)
+        state = descent.found(progress)
+        state = state._replace(weights=silenced(state.weights, xs, targets_at))
+        model = _smaller(descent, state, prune) if isinstance(problem, Wide) else descent.model_of(state)
     return _result(descent, model, state, progress, time.monotonic() - began, stopped=ended == "stopped")
 
 
@@ -157,12 +160,14 @@ def _check_options(lambdas: str, targets_at: str, symmetry: Signs | None, target
         raise UnderhoodError("expected target_loss of 0 or more and max_seconds above 0", f"{target} and {seconds}")
 
 
-def _problem(xs: np.ndarray, ys: np.ndarray, targets_at: str, lambdas: str, symmetry: Signs | None) -> Problem | Wide:
+def _problem(
+    xs: np.ndarray, ys: np.ndarray, targets_at: str, lambdas: str, symmetry: Signs | None, wide: bool
+) -> Problem | Wide:
     if lambdas == "free":
         return FreeLambda(xs, ys, targets_at)
     if symmetry:
         return FixedLambda(reduce_symmetric(xs, ys, symmetry))
-    if xs.shape[-1] >= WIDE_FROM:
+    if wide:
         return Wide(xs, ys, targets_at)
     return FixedLambda(reduce_data(xs, ys, targets_at=targets_at))
 

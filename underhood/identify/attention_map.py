@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.arrays import as_sequence, precision_of
-from underhood.cells.scores import in_parallel
+from underhood.cells.scores import Make, in_parallel
 from underhood.cells.shares import NOTHING, Shares
 from underhood.errors import UnderhoodError
 from underhood.identify.maps import AttentionMap, Completeness, Kind, Reduce
@@ -117,8 +117,8 @@ def _reduced(
     require_memory(maps * length * length * outputs.itemsize, f"{maps} maps of {length} steps", "Use reduce='norm'.")
     weights = np.zeros((maps, length, length), outputs.dtype)
 
-    def fill(rows: slice, columns: slice, block: np.ndarray) -> tuple[slice, np.ndarray]:
-        block = past.map(block, rows)
+    def fill(rows: slice, columns: slice, make: Make) -> tuple[slice, np.ndarray]:
+        block = past.map(make(), rows)
         if scores is None:
             weights[:, rows, columns] = _sizes(block, reduce)
         if kept is not None:
@@ -128,8 +128,8 @@ def _reduced(
     past = shares.past or NOTHING
     for rows, sums in in_parallel(fill, past.tiles()):
         told[rows] += sums
-    for rows, columns, block in scores.past() if scores else ():
-        weights[:, rows, columns] = block
+    for rows, columns, make in scores.past() if scores else ():
+        weights[:, rows, columns] = make()
     weights[:, steps, steps] = _sizes(shares.own.T, reduce) if scores is None else scores.own.T
     if kept is not None:
         kept[steps, steps] = shares.own

@@ -154,7 +154,7 @@ def _check_settings(d: int, length: int, seed: int, tolerance: float, input_boun
     if not 0 < tolerance < 1:
         raise UnderhoodError("expected a tolerance between 0 and 1", tolerance)
     if not 0 < input_bound < np.inf:
-        raise UnderhoodError("expected a positive input_bound", input_bound)
+        raise UnderhoodError("expected an input_bound above 0 and below infinity", input_bound)
 
 
 def _is_far(candidate: Candidate, held: Sampled, tolerance: float) -> bool:

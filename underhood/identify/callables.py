@@ -7,6 +7,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -36,14 +37,12 @@ def as_numpy_function(function: Any, d: int, *, batched: bool | None = None) -> 
     sequences at once. Whether it does is tried out unless `batched` says so: three sequences in a batch must give what
     they give one by one.
     """
-    if inspect.isclass(function):
-        name = function.__name__
-        raise UnderhoodError(f"expected a function or an instance, not the class {name}", remedy=f"Use {name}(...).")
+    require_instance(function)
     if not callable(function):
         raise UnderhoodError("expected a callable from (t, d) to (t, d_out)", type(function).__name__)
     if isinstance(function, AbstractModel):
         if function.d != d:
-            raise UnderhoodError(f"expected d={function.d}, the inputs of this model", f"d={d}")
+            raise UnderhoodError(f"expected d={function.d}, the inputs of this model", f"d={d}", "Leave d out.")
         return lambda batch: _checked_outputs(_run_model(function, batch))
     foreign = _Foreign(function, d)
     run: Batched | None = None if batched is None else foreign.together if batched else foreign.one_by_one
@@ -54,6 +53,13 @@ def as_numpy_function(function: Any, d: int, *, batched: bool | None = None) -> 
         return _checked_outputs(run(batch))
 
     return call
+
+
+def require_instance(function: Any) -> None:
+    """Refuse a class, which is callable, too, and has what its instances have by name."""
+    if inspect.isclass(function):
+        name = function.__name__
+        raise UnderhoodError(f"expected a function or an instance, not the class {name}", remedy=f"Use {name}(...).")
 
 
 class _Foreign:
@@ -196,11 +202,23 @@ def _as_outputs(ys: Any, shape: tuple[int, ...]) -> Array:
     return array
 
 
+def parse_name(name: str) -> tuple[str, str]:
+    """Module and attribute of `package.module:callable`; nothing is imported yet."""
+    module, _, attribute = name.partition(":")
+    if module.endswith(".py"):
+        dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        remedy = f"Use {dotted}:{attribute or 'callable'}."
+        raise UnderhoodError("expected the name of a module, not of its file", module, remedy)
+    if not module or not attribute:
+        is_file = Path(name).is_file()
+        remedy = f"For a network in a file: underhood decompile {name}." if is_file else ""
+        raise UnderhoodError("expected a name such as package.module:callable", repr(name), remedy)
+    return module, attribute
+
+
 def import_callable(name: str) -> Callable[[Any], Any]:
     """`package.module:callable`, imported as `python -m` would find it: from the current folder too."""
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise UnderhoodError("expected a name such as package.module:callable", repr(name))
+    module_name, attribute = parse_name(name)
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -128,13 +129,12 @@ def _check(model: Any, tolerance: float | None, input_bound: float, horizon: int
     if isinstance(model, LinearAttention):
         raise UnderhoodError("a linear-attention has nothing to decompile", remedy="Give a recurrent network.")
     if not isinstance(model, AbstractModel):
-        raise UnderhoodError(
-            "expected a network of this package",
-            type(model).__name__,
-            "Use uh.probe(fn, d=...) for any other callable." if callable(model) else "",
-        )
+        remedy = "Use uh.probe(fn, d=...) for any other callable." if callable(model) else ""
+        remedy = "Read the file with uh.load." if isinstance(model, str | os.PathLike) else remedy
+        remedy = "Use its .model." if isinstance(getattr(model, "model", None), AbstractModel) else remedy
+        raise UnderhoodError("expected a network of this package", type(model).__name__, remedy)
     if not input_bound > 0 or not np.isfinite(input_bound):
-        raise UnderhoodError("expected an input_bound above 0", input_bound)
+        raise UnderhoodError("expected an input_bound above 0 and below infinity", input_bound)
     if not 1 <= horizon < float("inf") or int(horizon) != horizon:
         raise UnderhoodError("expected a horizon of 1 step or more", horizon)
     if tolerance is not None and not 0 < tolerance < 1:

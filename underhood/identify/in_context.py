@@ -23,6 +23,7 @@ from underhood.identify.callables import Batched, as_numpy_function
 from underhood.identify.forms import Array
 from underhood.identify.polynomial import Polynomial
 from underhood.memory import require_memory
+from underhood.model import AbstractModel
 
 NONE = "none"
 TASKS, FITTED, MONTE_CARLO = 4096, 1024, 5  # tasks of a draw; those to fit to; draws for what algorithms cost
@@ -101,6 +102,9 @@ def in_context(
     of the tasks. `batched`: whether the callable takes (b, t, d), tried out unless given.
     """
     task = _task(d_x, d_y, observations, inputs, seed)
+    if isinstance(network, AbstractModel) and network.d != task.d:
+        rule = f"expected d_x + d_y = {network.d}, the inputs of this network"
+        raise UnderhoodError(rule, f"{d_x} + {d_y}", "Give --d-x and --d-y.")
     predict = _predictions(as_numpy_function(network, task.d, batched=batched), task)
     fitting, _, wanted = _drawn(task, seed, 0, predict, FITTED)
     tested, right, held = _drawn(task, seed, 1, predict)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from underhood.cells import BlockGate, Convolution, Griffin, Linear, Mamba, MinGRU
+from underhood.cells.linear import densified
 from underhood.errors import UnderhoodError
 from underhood.extras import require
 from underhood.interop.bridges import Settings, bridge, expect, take
@@ -64,6 +65,7 @@ def _read_mamba(tensors: Tensors, settings: Settings) -> Mamba:
 
 
 def _write_mamba(cell: Mamba) -> tuple[dict[str, Any], Tensors]:
+    cell = densified(cell)
     require_square(cell)
     if (cell.in_bias is None) != (cell.out_bias is None):
         raise UnderhoodError("the public Mamba has both in_bias and out_bias, or neither", "one of them")

@@ -19,6 +19,7 @@ from underhood.errors import UnderhoodError
 from underhood.identify import blackbox
 from underhood.identify import decompile as weights
 from underhood.identify import in_context as algorithms
+from underhood.identify.callables import require_instance
 from underhood.identify.found import Found
 from underhood.identify.threads import threads_for
 from underhood.model import AbstractModel
@@ -30,8 +31,8 @@ def foretell(model: Any, d: int | None = None) -> str | None:
         # A network of the fewest neurons has d(d + 3)/2; one with more is as much work as that of a larger d.
         what = f"decompiling {model.hidden} neurons with d = {model.d}"
         return foretold("decompile", max(model.d, (2 * model.hidden) ** 0.5), what)
-    d = d or getattr(model, "d", None)
-    return foretold("probe", d, f"probing d = {d}") if isinstance(d, int) else None
+    d = getattr(model, "d", None) if d is None else d
+    return foretold("probe", d, f"probing d = {d}") if isinstance(d, int) and d > 0 else None
 
 
 def decompile(
@@ -54,6 +55,7 @@ def decompile(
     attention (by default 1e-8 for exact weights, 1e-3 for trained ones). `fine_tune`: train the reduced network on.
     `seed`: of the random inputs.
     """
+    require_instance(model)
     if _is_torch(model):
         from underhood.interop.torch import from_torch
 
@@ -100,7 +102,7 @@ def probe(
     elif isinstance(function, AbstractModel):
         d = function.d if d is None else d
     if d is None:
-        raise UnderhoodError("cannot tell the input size", remedy="Say uh.probe(function, d=...).")
+        raise UnderhoodError("cannot tell the input size", remedy="Use --d, or uh.probe(function, d=...).")
     options = {"length": length, "input_bound": input_bound, "tolerance": tolerance, "max_heads": max_heads}
     return blackbox.probe(function, d, against=against, seed=seed, batched=batched, watch=watch, **options)
 

@@ -69,7 +69,7 @@ def part_of(tensors: Tensors, part: str) -> Tensors:
     prefix = part if not part or part.endswith(".") else f"{part}."
     found = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     if not found:
-        raise UnderhoodError(f"the file has tensors under {prefix!r}", listed(tensors))
+        raise UnderhoodError(f"no tensors under {prefix!r}", listed(tensors))
     return found
 
 
@@ -84,7 +84,7 @@ def _is_safetensors(content: bytes) -> bool:
     return content[8:9] == b"{" and int.from_bytes(content[:8], "little") <= len(content) - 8
 
 
-def _is_npz(path: Any, content: bytes) -> bool:
+def _is_npz(path: str | os.PathLike[str], content: bytes) -> bool:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             names = archive.namelist()
@@ -97,7 +97,7 @@ def _is_npz(path: Any, content: bytes) -> bool:
     return bool(names) and all(name.endswith(".npy") for name in names)
 
 
-def _read_npz(path: Any, content: bytes) -> dict[str, Any]:
+def _read_npz(path: str | os.PathLike[str], content: bytes) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             return {name.removesuffix(".npy"): read_npy(archive.read(name)) for name in archive.namelist()}
@@ -110,7 +110,7 @@ def _most_bytes(content: bytes) -> int:
     return max(LEAST_LIMIT, PROPORTION * len(content))
 
 
-def _read_torch(path: Any, content: bytes, part: str) -> dict[str, Any]:
+def _read_torch(path: str | os.PathLike[str], content: bytes, part: str) -> dict[str, Any]:
     torch = require("torch", "torch", "reading a .pt file")
     try:
         with warnings.catch_warnings():
@@ -121,7 +121,7 @@ def _read_torch(path: Any, content: bytes, part: str) -> dict[str, Any]:
         # torch names the forbidden global at the end of pages of advice, which includes how to run the file.
         what = one_line(error).partition("WeightsUnpickler error: ")[2].partition("Please")[0] or type(error).__name__
         remedy = "Save model.state_dict() and nothing else, best as safetensors. Nothing in the file was run."
-        raise UnderhoodError(f"{path} holds tensors only", what[:200], remedy) from None
+        raise UnderhoodError(f"{path} holds more than tensors: {what[:200]}", remedy=remedy) from None
     loaded = _named_tensors(path, loaded, part)
     most, sizes = _most_bytes(content), {name: tensor.numel() * tensor.itemsize for name, tensor in loaded.items()}
     if sum(sizes.values()) > most:  # a tensor may be a view that repeats one number without end
@@ -129,7 +129,7 @@ def _read_torch(path: Any, content: bytes, part: str) -> dict[str, Any]:
     return {name: torch_array(f"{path}: {name}", tensor) for name, tensor in loaded.items()}
 
 
-def _named_tensors(path: Any, loaded: Any, part: str) -> dict[str, Any]:
+def _named_tensors(path: str | os.PathLike[str], loaded: Any, part: str) -> dict[str, Any]:
     """The state dict within a checkpoint: all of it, the entry that `part` leads to, or one with a usual name."""
     from torch import is_tensor
 
@@ -159,7 +159,7 @@ def torch_array(name: str, tensor: Any) -> np.ndarray:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def _description(path: Any, header: dict[str, str]) -> dict[str, Any]:
+def _description(path: str | os.PathLike[str], header: dict[str, str]) -> dict[str, Any]:
     try:
         value = json.loads(header.get("underhood", "{}"))
     except (ValueError, RecursionError) as error:

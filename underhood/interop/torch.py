@@ -85,7 +85,12 @@ def from_torch(module: Any) -> AbstractModel:
     """
     torch = require("torch", "torch", "a torch module")
     if not isinstance(module, torch.nn.Module):
-        raise UnderhoodError("expected a torch.nn.Module", type(module).__name__, "Give the instance, not the class.")
+        remedy = (
+            "Give the instance, not the class." if isinstance(module, type) else "Weights in a file: underhood import."
+        )
+        raise UnderhoodError("expected a torch.nn.Module", type(module).__name__, remedy)
+    if any(parameter.is_meta for parameter in module.parameters()):
+        raise UnderhoodError("this module is on the meta device, without weights", remedy="Load its weights first.")
     if hasattr(module, "as_stack"):  # a stack of public layers
         return module.as_stack()
     if bridges.qualified_name(module) in bridges.BRIDGES:

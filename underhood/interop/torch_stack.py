@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from underhood.cells import Linear, Stack
+from underhood.cells.linear import densified
 
 
 class TorchStack(torch.nn.Module):
@@ -16,6 +17,7 @@ class TorchStack(torch.nn.Module):
 
     def __init__(self, model: Stack, layers: list[tuple[torch.nn.Module, Callable[..., Any]]]) -> None:
         super().__init__()
+        model = densified(model)
         self.embedding = _linear(model.embedding)
         self.layers = torch.nn.ModuleList([layer for layer, _ in layers])
         self.readout = _linear(model.readout)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from underhood.arrays import require_real
 from underhood.attention.linear import LinearAttention, require_attention
 from underhood.cells import DenseGatedRNN, GatedRNN
 from underhood.cells.linear import dense, densified
@@ -120,6 +121,7 @@ def _decays(cell: Any) -> np.ndarray | None:
 
 
 def _sequence(xs: Any, d: int) -> np.ndarray:
+    require_real("inputs", xs)
     xs = np.asarray(xs, np.float64)
     if xs.ndim != 2 or xs.shape[1] != d or not len(xs) or not np.all(np.isfinite(xs)):
         raise UnderhoodError(f"expected a sequence of finite numbers, shape (t, {d})", f"shape {xs.shape}")

@@ -5,13 +5,14 @@ python -m underhood.report.findings results/laptop/sweep
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 
 from underhood.data import LinearRegression
 from underhood.report.artifact import Row
@@ -21,6 +22,7 @@ TEACHER, REGRESSION, D = "teacher-student", "linear-regression", 6
 WIDTHS = {"full": D * D + D, "compact": D * (D + 1) // 2 + D}
 LRUS, GATED_LRUS = ("lru", "lru-in-out", "lru-in-skip"), ("lru-in-out", "lru-in-skip")
 MUCH = 10  # "≪": a tenth or less
+RESAMPLED = 2000  # times, for an interval
 NEAR = 1.5  # "best or near it": within this factor of the best
 
 Records = list[dict[str, Any]]
@@ -94,16 +96,21 @@ def gradient_step_loss(*, validation: bool) -> float:
 def findings_5(records: Records) -> list[Row]:
     """Appendix B.1, and the closing question of Section 4.3: is closeness to attention what makes them learn?"""
     at = [r for r in _compared(records) if r["task"] == REGRESSION]
-    lrus = _correlation([r for r in at if r["model"] in LRUS])
-    everything = _correlation(at)
     one = _median(_compared(records), TEACHER, "lru", 1, max(r["hidden"] for r in at))
     with_gating = min(
         _median(_compared(records), TEACHER, model, 1, max(r["hidden"] for r in at)) for model in GATED_LRUS
     )
+    lrus, everything, within = (
+        correlation([r for r in at if r["model"] in LRUS]),
+        correlation(at),
+        correlation(at, True),
+    )
+    what = "rank correlation of distance from attention and loss, 95 % interval"
     return [
         Row("teacher, one layer: LRU over LRU with input gating; > 1", "> 1", one / with_gating, one > with_gating),
-        Row("LRUs: rank correlation of distance from attention and loss; high", "high", lrus, lrus > 0.5),
-        Row("all architectures: the same correlation (the paper leaves it open)", None, everything, True),
+        Row(f"LRUs: {what}; above 0", "high", lrus.text, lrus.low > 0),
+        Row(f"all architectures: {what} (the paper leaves it open)", None, everything.text, True),
+        Row(f"within architectures: {what}", None, within.text, True),
     ]
 
 
@@ -131,11 +138,50 @@ def _median(records: Records, task: str, model: str, layers: int, hidden: int) -
     return float(np.median(losses)) if losses else float("inf")
 
 
-def _correlation(records: Records) -> float:
-    """Spearman's: what counts is the order."""
-    distances = [1 - r["attention_r2"] for r in records]
-    found: Any = spearmanr(distances, [r["validation_loss"] for r in records])
-    return float(found.statistic)
+@dataclasses.dataclass(frozen=True)
+class Correlation:
+    """Spearman's ρ, the interval that 95 % of resampled runs give, and the number of runs."""
+
+    value: float
+    low: float
+    high: float
+    runs: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f}; {self.runs} runs)"
+
+
+def correlation(records: Records, within: bool = False) -> Correlation:
+    """Of distance from attention and loss. What counts is the order: ranks, or `within` each architecture and number of
+    layers, ranks less their mean there, so that a difference between architectures adds nothing.
+
+    Seeds of one network are alike: networks are drawn again for the interval, each with all of its seeds.
+    """
+    networks: dict[tuple[Any, ...], Records] = {}
+    for record in records:
+        networks.setdefault(tuple(record[name] for name in ("model", "layers", "hidden")), []).append(record)
+    groups, random = list(networks.values()), np.random.default_rng(0)
+    drawn = []
+    for _ in range(RESAMPLED):
+        again = [record for index in random.integers(len(groups), size=len(groups)) for record in groups[index]]
+        drawn.append(_rank_correlation(again, within))
+    low, high = np.nanquantile(drawn, [0.025, 0.975])
+    return Correlation(_rank_correlation(records, within), float(low), float(high), len(records))
+
+
+def _rank_correlation(records: Records, within: bool) -> float:
+    kinds = np.unique([f"{r['model']} {r['layers']}" for r in records], return_inverse=True)[1]
+    both = np.array(
+        [rankdata([1 - r["attention_r2"] for r in records]), rankdata([r["validation_loss"] for r in records])]
+    )
+    if within:
+        sizes = np.bincount(kinds)
+        both -= np.array([np.bincount(kinds, ranks) / sizes for ranks in both])[:, kinds]
+    else:
+        both -= both.mean(axis=1, keepdims=True)
+    lengths = np.linalg.norm(both, axis=1)
+    return float(both[0] @ both[1] / np.prod(lengths)) if lengths.all() else float("nan")
 
 
 FINDINGS: dict[str, Callable[[Records], list[Row]]] = {
@@ -149,7 +195,8 @@ def main(folder: str = "results/laptop/sweep") -> int:
     """Print each finding as held or not; 1 if one does not hold."""
     from underhood.sweep.store import results
 
-    records = [record for record in results(Path(folder)) if record["status"] == "done"]
+    swept = [record for name in ("widths", "architectures") for record in results(Path(folder) / name)]
+    records = [record for record in swept if record["status"] == "done"]
     rows = [(figure, row) for figure, ask in FINDINGS.items() for row in ask(records)]
     for figure, row in rows:
         here = f"{row.here:.3g}" if isinstance(row.here, float) else row.here

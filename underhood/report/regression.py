@@ -107,7 +107,7 @@ def table2(budget: str, runs: Path) -> Artifact:
         rows.append(Row(f"{name}: excess over the optimal step, share of it", None, share, share <= 1e-2))
         rows.append(Row(f"{name}: standard error of that", None, float(np.mean(errors)), True))
     (xs,), _ = sample_tasks([0, 4], 1)
-    name, step = "attention map against the optimal step's, last output", gradient_descent_attention(D_X, D_Y, ETA)
+    name, step = "attention map of the last output", gradient_descent_attention(D_X, D_Y, ETA)
     rows += map_rows(name, networks[0], step, xs, most=5e-2, last=True)
     settings = {"T": EXAMPLES, "d_x": D_X, "d_y": D_Y, "paired_tasks": PAIRED}
     settings |= {"tasks": TASKS, "optimizer": "levenberg"} if budget == "quick" else SECTION_4_2.as_dict()

@@ -1,7 +1,9 @@
 """Sections 3.2, 3.3 and 4.3, Figures 3, 4 and 5: what widths and architectures find attention, and learn in context.
 
-One sweep holds the runs of all three figures. Its results are kept beside the figures (sweep/results.jsonl), and
-`underhood reproduce figure4 --budget laptop` draws from them; only what is missing there is trained.
+A sweep over widths has the runs of Figure 3, one over architectures those of Figures 4 and 5. Their results are kept
+beside the figures (sweep/widths, sweep/architectures), and `underhood reproduce figure4 --budget laptop` draws from
+them; only what is missing there is trained. The overnight budget first looks for the learning rate of each
+architecture (sweep/rates), by the same short runs for all.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,10 @@ from underhood.sweep.sweep import Teller, run_sweep
 
 TEACHER, REGRESSION, D = "teacher-student", "linear-regression", 6
 Records = list[dict[str, Any]]
+Rates = dict[tuple[str, str, int], float]  # task, architecture, layers → learning rate
 
-# The same runs in both budgets; laptop has fewer steps, seeds and neurons, and a rate that suits few steps.
+# The same runs in all budgets; laptop has fewer steps, seeds and neurons, and a rate that suits few steps. overnight:
+# Figure 3 as the paper has it but for two of its seeds, 5 core hours; Figures 4 and 5 shorter, 16 core hours.
 WIDTHS_TRIED = {TEACHER: [8, 14, 20, 27, 34, 41, 54, 68, 96], REGRESSION: [3, 4, 6, 8, 10, 12, 16, 20, 27, 40, 80]}
 SECOND_ORDER = {TEACHER: [14, 20, 27, 34, 41], REGRESSION: [4, 6, 8, 10, 12, 16, 27]}
 SIZES = {
@@ -37,6 +42,18 @@ SIZES = {
         "seeds": 2,
         "long": {"hidden": 64, "steps": 60_000, "seeds": 1},
         "learning_rate": 3e-3,
+        "rates": None,
+    },
+    "overnight": {
+        "width_steps": {TEACHER: 781_000, REGRESSION: 300_000},
+        "width_seeds": 2,
+        "second_order": {"steps": 60, "restarts": 1, "seeds": 1},
+        "hidden": [8, 16, 32, 64],
+        "steps": {TEACHER: 100_000, REGRESSION: 100_000},
+        "seeds": 3,
+        "long": None,
+        "learning_rate": 1e-3,
+        "rates": {"learning_rate": [1e-3, 3e-3, 1e-2], "hidden": 32, "steps": 10_000},
     },
     "paper": {
         "width_steps": {TEACHER: 781_000, REGRESSION: 300_000},
@@ -47,35 +64,73 @@ SIZES = {
         "seeds": 4,
         "long": None,  # all of them are
         "learning_rate": 1e-3,
+        "rates": None,
     },
 }
 
 
-def sweep_of(budget: str) -> Sweep:
-    """The specification of all three figures, as `underhood sweep` takes it."""
-    sizes = SIZES[budget]
-    rate = {"learning_rate": sizes["learning_rate"]}
-    runs: list[dict[str, Any]] = []
+def widths_of(budget: str) -> Sweep:
+    """Figure 3, as `underhood sweep` takes it."""
+    sizes, runs = SIZES[budget], []
     for task in (TEACHER, REGRESSION):
-        common = {"task": task, "weight_decay": 0.0, **({"d": D} if task == TEACHER else {})}
-        widths = {**common, **rate, "hidden": WIDTHS_TRIED[task], "steps": sizes["width_steps"][task]}
-        runs.append({**widths, "seeds": sizes["width_seeds"]})
+        common = _common(task)
+        first_order = {"steps": sizes["width_steps"][task], "learning_rate": sizes["learning_rate"]}
+        runs.append({**common, **first_order, "hidden": WIDTHS_TRIED[task], "seeds": sizes["width_seeds"]})
         runs.append({**common, "hidden": SECOND_ORDER[task], "optimizer": "levenberg", **sizes["second_order"]})
-        others = {**common, **rate, "hidden": sizes["hidden"], "steps": sizes["steps"][task], "probe": True}
-        others["seeds"] = sizes["seeds"]
-        stacks = list(stacked())
-        runs.append({**others, "model": [name for name in COMPARED if name not in stacks]})
-        runs.append({**others, "model": stacks, "layers": [1, 2]})
-        if task == TEACHER and sizes["long"]:
+    return parse({"name": f"figure 3, {budget}", "runs": runs})
+
+
+def architectures_of(budget: str, rates: Rates | None = None) -> Sweep:
+    """Figures 4 and 5, with the learning rate of the budget where `rates` has none."""
+    sizes, runs, usual = SIZES[budget], [], SIZES[budget]["learning_rate"]
+    for task, model, layers in _kinds_trained():
+        common = {**_common(task), "model": model, "learning_rate": (rates or {}).get((task, model, layers), usual)}
+        others = {"hidden": sizes["hidden"], "steps": sizes["steps"][task], "seeds": sizes["seeds"]}
+        runs.append({**common, "layers": layers, "probe": True, **others})
+        if task == TEACHER and layers == 1 and sizes["long"]:
             # Who comes how close to a teacher shows late: one width beyond the transition, for longer.
-            runs.append({**common, **rate, "model": list(COMPARED), "probe": True, **sizes["long"]})
-    return parse({"name": f"figures 3 to 5, {budget}", "runs": runs})
+            runs.append({**common, "probe": True, **sizes["long"]})
+    return parse({"name": f"figures 4 and 5, {budget}", "runs": runs})
+
+
+def rates_of(budget: str) -> Sweep:
+    """The search for learning rates: short runs at one width, with each rate."""
+    kinds = _kinds_trained()
+    runs = [{**_common(task), "model": model, "layers": n, **SIZES[budget]["rates"]} for task, model, n in kinds]
+    return parse({"name": f"learning rates, {budget}", "runs": runs})
+
+
+def best_rates(records: Iterable[dict[str, Any]]) -> Rates:
+    """The rate of least loss for each task and architecture; runs that diverged have none."""
+    best: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for record in records:
+        kind = (record["task"], record["model"], record["layers"])
+        if (
+            record["status"] == "done"
+            and record["held_out_loss"] < best.get(kind, {"held_out_loss": inf})["held_out_loss"]
+        ):
+            best[kind] = record
+    return {kind: record["learning_rate"] for kind, record in best.items()}
+
+
+def _common(task: str) -> dict[str, Any]:
+    return {"task": task, "weight_decay": 0.0, **({"d": D} if task == TEACHER else {})}
+
+
+def _kinds_trained() -> list[tuple[str, str, int]]:
+    """Task, architecture and layers: one, and two for those that can be stacked."""
+    layers = {name: (1, 2) if name in stacked() else (1,) for name in COMPARED}
+    return [(task, name, n) for task in (TEACHER, REGRESSION) for name in COMPARED for n in layers[name]]
 
 
 @functools.cache
-def records_of(budget: str, folder: Path) -> tuple[dict[str, Any], ...]:
-    """The runs of the figures; those that the folder does not hold yet are trained."""
-    return tuple(run_sweep(sweep_of(budget), folder, resume=True, watch=Teller()))
+def records_of(budget: str, folder: Path, widths: bool) -> tuple[dict[str, Any], ...]:
+    """The runs of Figure 3, or of Figures 4 and 5; those that the folder does not hold yet are trained."""
+    run = functools.partial(run_sweep, resume=True, watch=Teller())
+    if widths:
+        return tuple(run(widths_of(budget), folder / "widths"))
+    searched = SIZES[budget]["rates"] and best_rates(run(rates_of(budget), folder / "rates"))
+    return tuple(run(architectures_of(budget, searched), folder / "architectures"))
 
 
 def _make(
@@ -88,7 +143,8 @@ def _make(
     legend: bool = False,
 ) -> Artifact:
     # Beside the folder of runs, which is not kept: a line a run is small, and all that the figures need.
-    records = [record for record in records_of(budget, runs.parent / "sweep") if record["status"] == "done"]
+    swept = records_of(budget, runs.parent / "sweep", name == "figure3")
+    records = [record for record in swept if record["status"] == "done"]
     made = charts(records, SIZES[budget])
     settings = {**SIZES[budget], "d": D, "runs": len(records), "seconds": round(sum(r["seconds"] for r in records))}
     seeds = tuple(sorted({record["seed"] for record in records}))
@@ -99,6 +155,7 @@ def _make(
 @artifact(
     "figure3",
     "laptop",
+    "overnight",
     "paper",
     title="How large a network must be to find attention",
     tells="Loss against the number of hidden neurons. Lines are medians over seeds, bands span the seeds.",
@@ -111,6 +168,7 @@ def figure3(budget: str, runs: Path) -> Artifact:
 @artifact(
     "figure4",
     "laptop",
+    "overnight",
     "paper",
     title="Which architectures find attention",
     tells="Loss of each architecture against its size, and against its distance from attention. Lines are medians "
@@ -124,6 +182,7 @@ def figure4(budget: str, runs: Path) -> Artifact:
 @artifact(
     "figure5",
     "laptop",
+    "overnight",
     "paper",
     title="All architectures, one layer and two",
     tells="Training and validation loss against parameters and width. Dashes are two layers. The last chart shows "

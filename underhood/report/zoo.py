@@ -1,8 +1,8 @@
 """Which recurrent layers hold linear self-attention? Table 3 for today's layers: every entry compiled and measured.
 
 For each architecture, the fewest layers that hold attention, and a gated RNN of Eq. 2; whether they do exactly or in a
-limit; how many numbers the state has; the error measured and the bound that compile promises; and the error of the
-compiled weights inside the public torch class, in float32.
+limit; how many numbers the state has; the error measured and the bound that compile promises; the network's attention
+map against the attention's own; and the error of the compiled weights inside the public torch class, in float32.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from underhood.construct.targets import TARGETS
 from underhood.errors import NotConstructible, UnderhoodError
 from underhood.interop import bridges
 from underhood.model import ARCHITECTURES, AbstractModel, as_dtype
+from underhood.report.alike import map_rows
 from underhood.report.architectures import INK
 from underhood.report.artifact import Artifact, Row, artifact
-from underhood.report.constructions import INPUT_BOUND, SEED, D, gated_source
+from underhood.report.constructions import INPUT_BOUND, MAPPED, SEED, D, gated_source
 from underhood.report.drawing import FAINT, new_figure, text_of
 
 HORIZON = 200
@@ -137,6 +138,9 @@ def _rows(entry: Entry) -> list[Row]:
         Row(f"{entry.label}: error", None, compiled.max_rel_error, compiled.verified),
         Row(f"{entry.label}: bound over error", None, compiled.error_bound / compiled.max_abs_error, bounded),
     ]
+    xs = np.random.default_rng(SEED).uniform(-INPUT_BOUND, INPUT_BOUND, (MAPPED, D))
+    most = max(EXACT, 1e3 * compiled.max_rel_error)  # entries of the map may be small beside the outputs
+    rows += map_rows(f"{entry.label}: attention map", compiled.model, random_attention(D, seed=SEED), xs, most=most)
     if entry.public is not None:
         met = entry.public_error is not None and entry.public_error <= (IN_FLOAT32 if entry.exact else LIMIT_IN_FLOAT32)
         rows.append(Row(f"{entry.label}: error in {entry.public}, float32", None, entry.public_error, met))

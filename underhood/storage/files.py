@@ -167,7 +167,7 @@ def _remedy(path: str | os.PathLike[str], content: bytes) -> str:
     return ""
 
 
-def _parse_json(path: Any, header: dict[str, str], key: str) -> dict[str, Any]:
+def _parse_json(path: str | os.PathLike[str], header: dict[str, str], key: str) -> dict[str, Any]:
     try:
         value = json.loads(header.get(key, "{}"))
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError, too
@@ -177,7 +177,7 @@ def _parse_json(path: Any, header: dict[str, str], key: str) -> dict[str, Any]:
     return value
 
 
-def _require_proportionate(path: Any, model: Any, numbers: int) -> None:
+def _require_proportionate(path: str | os.PathLike[str], model: Any, numbers: int) -> None:
     """A sparse matrix is a line of the header: one of 10¹² rows must be refused before anything is that long."""
 
     def is_sparse(leaf: Any) -> bool:

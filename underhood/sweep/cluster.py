@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from underhood.sweep.job import Result, failures, run_job
 
 PATIENCE = 60.0  # seconds without a scheduler before giving up
 RETRIES = 3
+_ADDRESS = re.compile(r"((tcp|tls|ucx|ws|wss)://)?[^/\s]+:(?P<port>[0-9]{1,5})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +28,13 @@ class Tls:
     ca_file: Path
     cert: Path
     key: Path
+
+
+def require_address(address: str) -> None:
+    """Refused before anything is written: dask would say so only when it connects, if at all."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found["port"]) < 2**16:
+        raise UnderhoodError("expected the address of a dask scheduler", repr(address), "Such as tcp://127.0.0.1:8786.")
 
 
 def run_on_cluster(

@@ -27,6 +27,7 @@ from underhood.data.task import AbstractTask
 from underhood.errors import UnderhoodError
 from underhood.fit.config import LARGEST_RATE, FitConfig
 from underhood.model import ARCHITECTURES
+from underhood.storage.atomic import read_bytes
 
 MOST_RUNS = 1_000_000
 MOST_BYTES = 64 * 2**20
@@ -205,7 +206,9 @@ def parse(content: Any, name: str = "the specification") -> Sweep:
     try:
         return Sweep.model_validate(content)
     except pydantic.ValidationError as error:
-        first, count = error.errors()[0], error.error_count()
+        # A misspelt name leaves the right one missing: the misspelling says more.
+        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        count = error.error_count()
         more = f" ({count - 1} more)" if count > 1 else ""
         got = repr(first.get("input"))
         got = got if len(got) <= 60 else got[:57] + "…"
@@ -219,12 +222,11 @@ def _place(location: tuple[int | str, ...]) -> str:
 
 
 def _content(path: Path) -> Any:
+    if path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
+        raise UnderhoodError(f"expected at most {MOST_BYTES} bytes in {path}", size)
+    content = read_bytes(path)
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UnderhoodError(f"expected at most {MOST_BYTES} bytes in {path}", path.stat().st_size)
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UnderhoodError(f"cannot read {path}: {error.strerror or error}") from error
+        return json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise UnderhoodError(f"{path} is not JSON: {reason}") from None

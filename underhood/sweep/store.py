@@ -21,7 +21,7 @@ from typing import Any
 from underhood.errors import UnderhoodError
 from underhood.extras import require
 from underhood.fit.folder import listed
-from underhood.storage.atomic import write_atomically
+from underhood.storage.atomic import read_bytes, write_atomically
 from underhood.storage.lock import locked
 
 RESULTS, SPEC = "results.jsonl", "spec.json"
@@ -55,7 +55,8 @@ class Store:
     @property
     def has_begun(self) -> bool:
         """Is there anything to go on from, or to lose?"""
-        return (self.path / RESULTS).exists() or any(self.path.glob("jobs/*/checkpoints/*"))
+        results = self.path / RESULTS
+        return (results.exists() and results.stat().st_size > 0) or any(self.path.glob("jobs/*/checkpoints/*"))
 
     def _open(self, spec: dict[str, Any], resume: bool, compare: Compare) -> None:
         described, results = self.path / SPEC, self.path / RESULTS
@@ -110,18 +111,14 @@ def _line(record: dict[str, Any]) -> bytes:
 
 def _json_in(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return json.loads(read_bytes(path).decode())
+    except (ValueError, RecursionError) as error:
         raise UnderhoodError(f"cannot read {path}: {error}", remedy="Use another --out.") from None
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int, int]:
     """The records, the bytes that hold them, and 1 if a torn last line follows; a bad line elsewhere is an error."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UnderhoodError(f"cannot read {path}: {error.strerror or error}") from error
-    records, at = [], 0
+    content, records, at = read_bytes(path), [], 0
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
         try:
             record = json.loads(line)

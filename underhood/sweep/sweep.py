@@ -12,7 +12,7 @@ from typing import Any
 
 from underhood.errors import UnderhoodError
 from underhood.fit.folder import differences
-from underhood.sweep.cluster import Tls, run_on_cluster
+from underhood.sweep.cluster import Tls, require_address, run_on_cluster
 from underhood.sweep.job import Result, jobs_of
 from underhood.sweep.local import run_here
 from underhood.sweep.spec import RunSpec, Sweep, parse, read_spec
@@ -55,6 +55,8 @@ def run_sweep(
     workers = (os.cpu_count() or 1) if workers is None else workers
     if workers < 1:
         raise UnderhoodError("expected workers of 1 or more", workers)
+    if scheduler is not None:
+        require_address(scheduler)
     store = Store(Path(out))
 
     def compare(before: Any) -> list[str]:
