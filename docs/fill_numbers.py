@@ -140,6 +140,18 @@ def in_context(results: Path) -> str:
     return "\n".join(lines)
 
 
+START = "from the compiled weights, off by 1 %: loss"
+
+
+def _algorithm(told: dict[str, Any], inputs: str) -> str:
+    """The name in bold where it was found, the nearest one elsewhere; R², and in how many seeds."""
+    name, nearest, r2, seeds = (
+        told[f"regression, {inputs}, {what}"]
+        for what in ("algorithm", "nearest algorithm", "R² of it", "seeds that find an algorithm")
+    )
+    return f"{nearest}, {r2:.2f}" if name == "none" else f"**{name}**, {r2:.3f}, {seeds} seeds"
+
+
 def discovery(results: Path) -> str:
     """One line for each architecture; a remark while there is no file."""
     path = results / "laptop" / "discovery.json"
@@ -149,21 +161,20 @@ def discovery(results: Path) -> str:
     for row in json.loads(path.read_text())["rows"]:
         label, what = row["name"].split(": ", 1)
         named.setdefault(label, {})[what] = row["here"]
-    columns = (
-        ("layers that hold attention", "holds attention"),
-        ("R² of the nearest attention, teacher-student", "teacher-student, R² of the nearest attention"),
-        ("loss, uniform", "regression, uniform, loss"),
-        ("nearest algorithm", "regression, uniform, nearest algorithm"),
-        ("its R²", "regression, uniform, R² of it"),
-        ("loss, sphere", "regression, sphere, loss"),
-        ("nearest algorithm", "regression, sphere, nearest algorithm"),
-        ("compiled weights, off by 1 %", "from the compiled weights, off by 1 %: loss before training"),
-        ("trained from there", "from the compiled weights, off by 1 %: loss after training"),
-        ("loss, recall", "recall, loss"),
-    )
-    lines = ["| | " + " | ".join(title for title, _ in columns) + " |", "|---|" + "---|" * len(columns)]
+    columns = {
+        "layers that hold attention": lambda told: told["holds attention"],
+        "R² of attention, teacher-student": lambda told: told["teacher-student, R² of the nearest attention"],
+        "loss, uniform": lambda told: told["regression, uniform, loss"],
+        "algorithm": lambda told: _algorithm(told, "uniform"),
+        "loss, sphere": lambda told: told["regression, sphere, loss"],
+        "algorithm ": lambda told: _algorithm(told, "sphere"),
+        "compiled weights, off by 1 %": lambda told: told.get(f"{START} before training"),
+        "trained from there": lambda told: told.get(f"{START} after training"),
+        "loss, recall": lambda told: told["recall, loss"],
+    }
+    lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
     for label, told in named.items():
-        cells = [told.get(what) for _, what in columns]
+        cells = [cell(told) for cell in columns.values()]
         shown = (f"{one:.3g}" if isinstance(one, float) else "–" if one is None else str(one) for one in cells)
         lines.append(f"| {label} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
