@@ -6,6 +6,8 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 OUT    := out# ignored by git
 # One thread: these matrices are small, and a second thread that waits for a busy core costs more than it brings.
 THREAD := NPROC=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# Each command and each test's child imports jax: half of that is compiling its source, unless Python may keep it.
+export PYTHONDONTWRITEBYTECODE :=
 # Two processes of one thread each do twice the work of one process with two threads. Whoever is idle takes over tests.
 PYTEST := $(THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal
 
