@@ -32,13 +32,14 @@ def write(folder: Path) -> None:
 
 
 def commands_page() -> str:
-    from underhood.cli import COMMANDS, name_of
+    from underhood.cli import ANSWER_IS_NO, BAD_INPUT, COMMANDS, DONE, INTERNAL_ERROR, INTERRUPTED, name_of
 
     parts = [
         "# Commands",
         "`underhood COMMAND --help` prints the same. With `--json`, stdout holds one JSON object, and remarks go to "
-        "stderr. Exit codes: 0 done; 1 it ran and the answer is no (not attention, not verified, a target missed); "
-        "2 bad input; 130 stopped with Ctrl-C.",
+        f"stderr. Exit codes: {DONE} done; {ANSWER_IS_NO} it ran and the answer is no (not attention, not verified, no "
+        f"known algorithm, a target missed); {BAD_INPUT} bad input or usage; {INTERNAL_ERROR} a bug in underhood; "
+        f"{INTERRUPTED} stopped with Ctrl-C.",
     ]
     for command in COMMANDS:
         parts += [f"## underhood {name_of(command)}", inspect.getdoc(command) or "", _options(command)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from underhood.cells import GRU, LRU, LSTM, DenseGatedRNN, GatedRNN, Gating, Linear, SparseMatrix, Stack
     from underhood.construct.algorithms import algorithm_network
     from underhood.construct.compile import Compiled, compile
-    from underhood.data import LinearRegression, TeacherStudent
+    from underhood.data import LinearRegression, TeacherStudent, make_task
     from underhood.errors import NotConstructible, UnderhoodError
     from underhood.fit.config import FitConfig
     from underhood.fit.levenberg import LevenbergResult, fit_levenberg
@@ -71,6 +71,7 @@ _EXPORTS = {
     "Algorithm": "identify.in_context",
     "TeacherStudent": "data",
     "LinearRegression": "data",
+    "make_task": "data",
     "FitConfig": "fit.config",
     "fit": "fit.runs",
     "fit_population": "fit.runs",
@@ -134,6 +135,7 @@ __all__ = [
     "in_context",
     "load",
     "make_model",
+    "make_task",
     "probe",
     "query",
     "random_attention",

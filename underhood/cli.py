@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
             command = _parse(given)
             return command.run()
     except (Exception, KeyboardInterrupt) as error:
-        return _failed(error, json=getattr(command, "json", False))
+        return _failed(error, json=getattr(command, "json", "--json" in given))
     finally:
         if arguments is None:  # this process has nothing left to do but to end, and ends without a traceback
             signal.signal(signal.SIGINT, signal.SIG_IGN)

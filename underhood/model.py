@@ -270,7 +270,11 @@ def make_model(
     seed: int = 0,
     dtype: DType = np.float32,
 ) -> AbstractModel:
-    """A randomly initialised model of the registry: `make_model("lstm", 4, hidden=64)`."""
+    """A randomly initialised model of the registry: `make_model("lstm", 4, hidden=64)`.
+
+    `d` and `d_out`: sizes of an input and an output, the same unless given. `hidden`: neurons of each of `layers`
+    layers. `pre_readout`: of a gated RNN's output gating, as many as hidden unless given. `seed`: of the weights.
+    """
     chosen = ARCHITECTURES[name]
     d_out = d if d_out is None else d_out
     sizes = {} if pre_readout is None else {"pre_readout": pre_readout}

@@ -15,7 +15,7 @@ from underhood.commands.output import DONE, note, print_json
 class Report:
     """Write what reproduce made as one self-contained HTML page: tables, charts, weights, provenance."""
 
-    results: Annotated[Path, tyro.conf.Positional] = Path("results")
+    results: Annotated[Path, tyro.conf.Positional] = Path("out")
     """Folder that reproduce wrote to, with one or several budgets."""
     out: Path = Path("report.html")
     """Page to write (HTML)."""

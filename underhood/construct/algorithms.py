@@ -34,7 +34,7 @@ from underhood.errors import UnderhoodError
 from underhood.memory import require_memory
 from underhood.model import AbstractModel
 
-ATTENTION = "linear-attention"
+ATTENTION = LinearAttention.kind
 # SiLU(±s x) = ±s x/2 + s²x²/4 …: an error of s²|x|²/4 in products of keys, and ε/(s²|x|²/2) of their length.
 KEY_SCALE = 2.0**-5
 TINY = 2.0**-30  # at which SiLU is linear and a norm divides by √ε

@@ -18,7 +18,7 @@ def task_settings(name: str) -> dict[str, Any]:
 
 
 def make_task(name: str, **settings: Any) -> AbstractTask:
-    """`make_task("linear-regression", examples=20)`."""
+    """A task of the registry, with its own settings: `make_task("linear-regression", examples=20)`."""
     known = task_settings(name)
     for setting, value in settings.items():
         if setting not in known:

@@ -179,7 +179,7 @@ class Trainer:
         return self.ravelled.unravel(_on_one_device(at.vector))
 
     def held_out_loss(self, at: adamw.Position, seed: int, *, validation: bool = False) -> float:
-        """½ mean square over fresh sequences that training never saw, in parts that fit the cache."""
+        """The task's loss over fresh sequences that training never saw, in parts that fit the cache."""
         parts = -(-self.config.held_out // HELD_OUT_PART)
         sizes = np.full(parts, HELD_OUT_PART)
         sizes[-1] -= parts * HELD_OUT_PART - self.config.held_out

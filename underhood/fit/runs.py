@@ -53,7 +53,7 @@ class Run:
     steps: int
     """Steps that it took, fewer than asked for if it was interrupted."""
     held_out_loss: float
-    """½ mean square on sequences that training never drew."""
+    """The task's loss on sequences that training never drew."""
     validation_loss: float
     """The same on the task's validation distribution."""
     seconds: float
@@ -81,7 +81,7 @@ def fit(
     """min_w ½ mean |f_w(x) − y|²: train `model` on fresh sequences of `task` by AdamW.
 
     With `out`, in a run folder that survives a kill at any moment and that `resume` goes on from. `watch(step,
-    losses)` is called after each chunk of steps. `loss(model, xs, ys)` of a batch replaces the half mean square.
+    losses)` is called after each chunk of steps. `loss(model, xs, ys)` of a batch replaces the task's loss.
     """
     config = FitConfig() if config is None else config
     if not isinstance(config, FitConfig):
@@ -123,8 +123,10 @@ def fit_population(
         try:
             population.begin(found)
             return population.run(watch)
-        except jax.errors.JaxRuntimeError as error:  # most likely RESOURCE_EXHAUSTED
-            raise NotEnoughMemory(f"jax gave up: {str(error)[:200]}", remedy="Choose smaller sizes.") from error
+        except jax.errors.JaxRuntimeError as error:
+            if str(error).startswith("RESOURCE_EXHAUSTED"):
+                raise NotEnoughMemory(f"jax gave up: {str(error)[:200]}", remedy="Choose smaller sizes.") from error
+            raise
 
 
 class _Population:

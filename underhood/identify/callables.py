@@ -230,5 +230,5 @@ def import_callable(name: str) -> Callable[[Any], Any]:
             f"cannot import {name}: {type(error).__name__}: {one_line(error)}", remedy="Run it from its folder."
         ) from error
     if not callable(value):
-        raise UnderhoodError(f"{name} is not callable", type(value).__name__)
+        raise UnderhoodError(f"expected {name} to be callable", type(value).__name__)
     return value

@@ -52,7 +52,10 @@ MEANINGS = {
         "attention, up to rounding to few digits",
         "Probe it in float64, or with a larger --tolerance.",
     ),
-    "linear-recurrence": ("linear in its inputs: a recurrence or convolution without products", ""),
+    "linear-recurrence": (
+        "linear in its inputs: a recurrence or convolution without products",
+        "Look at the recurrence itself: nothing here multiplies two inputs.",
+    ),
     "constant-output": ("attention plus a constant output", "Subtract the output on zeros, or drop the output's bias."),
     "linear-term": (
         "attention plus a linear term of the current input, such as a residual connection",
@@ -66,11 +69,26 @@ MEANINGS = {
         "attention with constant inputs (biases) in query, key or value",
         "Append 1 to x: probe it as a function of [x, 1].",
     ),
-    "several-decays": ("attention whose memory fades at several rates", ""),
-    "softmax": ("softmax attention: weights are positive and add up to one", ""),
-    "delta-rule": ("the delta rule: a write first takes back what its key held", ""),
-    "degree": ("another degree than attention's three", ""),
-    "none-of-these": ("none of the explanations that underhood knows", ""),
+    "several-decays": (
+        "attention whose memory fades at several rates",
+        "Probe one head at a time, or decompile the weights, which finds the decay of each head.",
+    ),
+    "softmax": (
+        "softmax attention: weights are positive and add up to one",
+        "Probe the layer without the normalisation, if it has such a mode.",
+    ),
+    "delta-rule": (
+        "the delta rule: a write first takes back what its key held",
+        "Ask `underhood in-context` which rule it is.",
+    ),
+    "degree": (
+        "not of degree three, as attention is",
+        "Look for what attention multiplies: value, key and query.",
+    ),
+    "none-of-these": (
+        "none of the explanations that underhood knows",
+        "Look at R²: close to 1 is a small defect, far from 1 another algorithm.",
+    ),
 }
 
 
@@ -176,7 +194,7 @@ class _Patient:
             return []
         degree = round(degree) if abs(degree - round(degree)) < 0.02 else degree
         r2 = r_squared(np.concatenate([ys, ys]), np.concatenate([half * 2.0**degree, quarter * 4.0**degree]))
-        return [Suspicion("degree", r2, f": it grows as c^{degree:.3g} with c·x")] if r2 >= EXPLAINS else []
+        return [Suspicion("degree", r2, f": f(c·x) grows as c^{degree:.3g}")] if r2 >= EXPLAINS else []
 
 
 def _missed(fit: tuple[Array, Array], xs: Array, ys: Array) -> Array:

@@ -45,7 +45,10 @@ class _Weights:
 
 @np.errstate(all="ignore")  # what overflows is refused below
 def disguise(model: Any, *, seed: int = 0) -> Any:
-    """A network with other weights, more neurons and the same function."""
+    """A network with other weights, more neurons and the same function.
+
+    `model`: a gated RNN of Eq. 2, or a stack of cells that say how (`_disguised`). `seed`: of the change.
+    """
     if seed < 0:
         raise UnderhoodError("expected a seed of 0 or more", seed)
     kinds = {Stack: disguise_stack, DenseGatedRNN: _disguise_dense, GatedRNN: _disguise_diagonal}

@@ -70,7 +70,8 @@ def decompile(
         raise UnderhoodError(
             f"cannot tell the input size of {type(model).__name__}", remedy="Use uh.probe(module, d=...)."
         )
-    found = blackbox.probe(function, d, against=against, seed=seed, tolerance=tolerance or blackbox.TOLERANCE)
+    tolerance = blackbox.TOLERANCE if tolerance is None else tolerance
+    found = blackbox.probe(function, d, against=against, seed=seed, tolerance=tolerance)
     return dataclasses.replace(found, reason=f"{found.reason}; it was read as a black box, without a certificate")
 
 

@@ -35,7 +35,11 @@ forced_eos_token_id remove_invalid_values exponential_decay_length_penalty tf_le
 
 
 def from_pretrained(folder: str | os.PathLike[str], layer: int = 0) -> Any:
-    """The mixer of layer `layer`, from 0 on, as a cell of ours, in float32 (or float64, if it is stored so)."""
+    """The mixer of one layer of a checkpoint, as a cell of ours, in float32 (or float64, if it is stored so).
+
+    `folder`: a local checkpoint in transformers' format, config.json and safetensors, in shards or not; no code in it
+    is run. `layer`: which layer, from 0 on.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise UnderhoodError(f"no such folder: {folder}", remedy="Give a checkpoint's folder, not a file or a name.")

@@ -5,12 +5,12 @@ Colour and label are the registry's (`underhood.model.Architecture`). Dashes tel
 
 from __future__ import annotations
 
+from underhood.attention.linear import LinearAttention
 from underhood.model import ARCHITECTURES
 
 # Sections 3.3 and 4.3. What else the registry holds is compared elsewhere.
 COMPARED = ("gated-rnn", "gated-rnn-dense", "lru", "lru-in-out", "lru-in-skip", "lstm", "gru")
 
-ATTENTION = "linear-attention"
 INK = "#222222"  # text, and attention
 SERIES = ("#2166ac", "#d6604d", "#1b7837", "#762a83", "#bf812d", "#35978f")  # curves without an architecture
 DASHES = 3
@@ -23,7 +23,7 @@ def stacked() -> dict[str, str]:
 
 def colour_of(model: str | None) -> str | None:
     """The colour that the model has everywhere; None for what is not an architecture of this installation."""
-    if model == ATTENTION:
+    if model == LinearAttention.kind:
         return INK
     return ARCHITECTURES[model].colour if model is not None and model in ARCHITECTURES else None
 

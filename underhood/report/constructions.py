@@ -22,7 +22,6 @@ from underhood.construct.targets import ATTENTION, GATED, TARGETS
 from underhood.construct.verify import measure
 from underhood.errors import NotConstructible
 from underhood.report.alike import map_rows
-from underhood.report.architectures import ATTENTION as ATTENTION_KIND
 from underhood.report.architectures import stacked
 from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.charts import WEIGHT_CAPTIONS, Chart, Curve, weight_panels
@@ -102,9 +101,9 @@ def leak_curves(sources: dict[str, Any]) -> list[Curve]:
     attention, gated = sources[ATTENTION], sources[GATED]
     form = rank_revealed(attention)
     ways = {
-        ("attention", ATTENTION_KIND, 1): lambda leak: (attention, attention_to_gru(form, envelope, 2, leak=leak)),
-        ("attention", ATTENTION_KIND, 2): lambda leak: (attention, to_gru(to_gated_rnn(form), envelope, 2, leak=leak)),
-        ("gated RNN", "gated-rnn", 2): lambda leak: (gated, to_gru(gated, envelope, 2, leak=leak)),
+        ("attention", attention.kind, 1): lambda leak: (attention, attention_to_gru(form, envelope, 2, leak=leak)),
+        ("attention", attention.kind, 2): lambda leak: (attention, to_gru(to_gated_rnn(form), envelope, 2, leak=leak)),
+        ("gated RNN", gated.kind, 2): lambda leak: (gated, to_gru(gated, envelope, 2, leak=leak)),
     }
     curves = []
     for (name, model, layers), way in ways.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 import underhood
 from underhood.errors import UnderhoodError
+from underhood.identify.found import DECAYED, LINEAR
 from underhood.report.artifact import ARTIFACTS
 from underhood.report.drawing import text_of
 from underhood.report.page import render
@@ -155,7 +156,7 @@ def _network(record: Record, network: dict[str, Any]) -> dict[str, Any]:
         "name": str(network.get("name") or _words(record["artifact"])[0]),
         "budget": record["budget"],
         "verdict": verdict,
-        "yes": verdict in ("linear-attention", "decayed-attention"),
+        "yes": verdict in (LINEAR, DECAYED),
         "reason": str(network.get("reason") or ""),
         "facts": facts,
         "certificate": certificate,

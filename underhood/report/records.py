@@ -11,7 +11,7 @@ from underhood.report.artifact import BUDGETS, place
 from underhood.storage.atomic import read_bytes
 
 Record = dict[str, Any]
-REMEDY = "Make some with: underhood reproduce --out results"
+REMEDY = "Make them with: underhood reproduce"
 
 
 def load_records(results: Path) -> list[Record]:

@@ -80,7 +80,7 @@ def entry_of(name: str) -> Entry:
     gated, _ = fewest(gated_source(), name)
     if attention is None:
         raise UnderhoodError(f"no construction of attention in {name}")
-    public, error = in_public_class(attention.model, source)
+    public, error = in_public_class(name, attention.model, source)
     return Entry(name, attention, gated, refused, numbers_in_state(attention.model), public, error)
 
 
@@ -102,14 +102,14 @@ def numbers_in_state(model: AbstractModel) -> int:
     return sum(np.size(leaf) for leaf in jax.tree.leaves(model.initial_state()))
 
 
-def in_public_class(model: AbstractModel, source: LinearAttention) -> tuple[str | None, float | None]:
+def in_public_class(target: str, model: AbstractModel, source: LinearAttention) -> tuple[str | None, float | None]:
     """The public torch class, and the error of the compiled weights inside it in float32, over the largest output."""
     cells = getattr(model, "cells", (model,))
     found = [bridges.public_form(cell) for cell in cells]
     if any(one is None for one in found):
         return None, None
     # Compiled for float32: scales that suit float64 would be lost in it.
-    narrow = compile(source, to=_name_of(model), dtype="float32", horizon=HORIZON, input_bound=INPUT_BOUND).model
+    narrow = compile(source, to=target, dtype="float32", horizon=HORIZON, input_bound=INPUT_BOUND).model
     return found[0][0].public.rpartition(".")[2], public_error(narrow, source)  # type: ignore[index]
 
 
@@ -121,10 +121,6 @@ def public_error(model: AbstractModel, source: LinearAttention) -> float:
     xs = np.random.default_rng(SEED).uniform(-INPUT_BOUND, INPUT_BOUND, (HORIZON, source.d)).astype(np.float32)
     expected = np.asarray(source(xs.astype(np.float64)))
     return float(np.max(np.abs(function(xs) - expected)) / np.max(np.abs(expected)))
-
-
-def _name_of(model: AbstractModel) -> str:
-    return getattr(model, "cells", (model,))[0].kind.removesuffix("-cell")
 
 
 def _rows(entry: Entry) -> list[Row]:

@@ -145,7 +145,10 @@ def results(path: str | Path) -> list[dict[str, Any]]:
 
 
 def query(path: str | Path, question: str) -> list[dict[str, Any]]:
-    """SQL over the results, as the table `runs`: query("sweeps/x", "select model, min(held_out_loss) from runs …")."""
+    """SQL over the results of a sweep, as the table `runs`: query("sweeps/x", "select model, seed from runs").
+
+    `path`: the sweep's folder. `question`: in duckdb's SQL; it can read nothing but the table. A row is a dictionary.
+    """
     duckdb = require("duckdb", "sweep", "a question to a sweep")
     file = Path(path) / RESULTS
     if not file.exists():

@@ -47,10 +47,16 @@ def run_sweep(
     workers: int | None = None,
     resume: bool = False,
     watch: Watcher | None = None,
-    warn: Callable[[str], Any] = lambda text: None,
+    warn: Callable[[str], Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """The records of all runs, in the order of the specification."""
-    sweep = spec if isinstance(spec, Sweep) else read_spec(spec)
+    """Train all runs of a sweep, and return their records in the order of the specification.
+
+    `spec`: a file, its content, or what `parse` made of it (docs/scale.md). `out`: the folder for results, which
+    `resume` goes on from. `scheduler`: the address of a dask cluster, with `tls` where it asks for certificates;
+    otherwise `workers` processes here, one a core unless given. `watch(done, total, record)` is called as each run
+    ends, `warn(text)` where something was mended.
+    """
+    sweep, warn = spec if isinstance(spec, Sweep) else read_spec(spec), warn or (lambda text: None)
     runs = sweep.expanded()
     workers = (os.cpu_count() or 1) if workers is None else workers
     if workers < 1:
