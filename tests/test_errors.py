@@ -1,8 +1,11 @@
 """One line, in either way of saying it, and the same after a trip through another process."""
 
+import ast
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +57,66 @@ def test_wrong_types_have_their_line_without_the_checks_of_these_tests():
     assert first == "expected hidden to be a whole number; got 2.5."
     assert second.startswith("expected a linear attention; got str. Draw one with underhood sample")
     assert sound == "TeacherStudent"
+
+
+# "; got …" follows the rule: it has to say what was wanted or what is wrong, never the rule as if it were the case.
+SAYS = re.compile(r"(?:^|: )no \w|\b(?:expected|expects|needs|unknown|cannot)\b")
+
+
+def words(rule):
+    """The rule's own words, or none where it hands on those of another error."""
+    if isinstance(rule, ast.Constant):
+        return str(rule.value)
+    if not isinstance(rule, ast.JoinedStr) or ".rule}" in ast.unparse(rule):
+        return ""
+    text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in rule.values)
+    return text if re.search(r"\w", text) else ""
+
+
+def rules_as_facts(source):
+    """(line, rule) of the errors with a `got` whose rule, written there or in a name above, would say the opposite."""
+    nodes = list(ast.walk(ast.parse(source)))
+    named = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            named.setdefault(node.targets[0].id, []).append(node)
+    for node in nodes:
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("UnderhoodError", "NotFinite") and node.args):
+            continue
+        if len(node.args) == 1 and all(keyword.arg != "got" for keyword in node.keywords):
+            continue
+        rule = node.args[0]
+        if isinstance(rule, ast.Name):
+            before = [one for one in named.get(rule.id, ()) if one.lineno < node.lineno]
+            rule = max(before, key=lambda one: one.lineno).value if before else rule
+        text = words(rule)
+        if text and not SAYS.search(text):
+            yield node.lineno, text
+
+
+def test_no_message_states_the_broken_rule_as_a_fact():
+    package = Path(uh.__file__).parent
+    found = {
+        f"{path.relative_to(package)}:{line}: {text}"
+        for path in sorted(package.rglob("*.py"))
+        for line, text in rules_as_facts(path.read_text(encoding="utf-8"))
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('UnderhoodError(f"{path} is a whole file", error)', 1),
+        ('UnderhoodError("λ lies in [0, 1]", got="2")', 1),
+        ('rule = f"{name} has shape {wanted}"\nraise UnderhoodError(rule, shape)', 1),
+        ('UnderhoodError("the attention has no biases", "one")', 1),
+        ('UnderhoodError(f"{path} is damaged: {error}")', 0),
+        ('UnderhoodError("it is not zero", remedy="Train without biases.")', 0),
+        ('UnderhoodError(f"{path}: expected λ in [0, 1]", "2")', 0),
+        ('UnderhoodError(f"{path}: no tensors here", "w")', 0),
+        ('UnderhoodError(f"runs[{index}]: {error.rule}", error.got)', 0),
+    ],
+)
+def test_the_check_itself_finds_such_messages(source, found):
+    assert len(list(rules_as_facts(source))) == found

@@ -79,7 +79,7 @@ def as_sequence(xs: Any, d: int, dtype: np.dtype) -> Float[Array, "t d"]:
     shape = np.shape(xs)
     if len(shape) != 2 or shape[1] != d or shape[0] == 0:
         remedy = "For a batch use jax.vmap(model)." if len(shape) == 3 else "Give one row a time step."
-        raise UnderhoodError(f"a model takes one sequence of shape (t, {d}), t ≥ 1", f"shape {shape}", remedy)
+        raise UnderhoodError(f"expected one sequence of shape (t, {d}), t ≥ 1", f"shape {shape}", remedy)
     if isinstance(xs, jax.Array):
         return jnp.asarray(xs, dtype)
     # One NaN would spread over all later outputs. Arrays of jax's own are not looked into: that would wait for them.
@@ -96,7 +96,7 @@ def as_input(x: Any, d: int, dtype: np.dtype) -> Float[Array | np.ndarray, " d"]
         return x  # what a stream gives; the checks below take as long as a tenth of a step
     require_real("inputs", x)
     if np.shape(x) != (d,):
-        raise UnderhoodError(f"a step takes one input of shape ({d},)", f"shape {np.shape(x)}")
+        raise UnderhoodError(f"expected one input of shape ({d},)", f"shape {np.shape(x)}")
     if not isinstance(x, jax.Array):
         return np.asarray(x, dtype)
     return x if x.dtype == dtype else jnp.asarray(x, dtype)
@@ -128,4 +128,4 @@ def require_shape(name: str, value: Any, expected: tuple[int | None, ...], why: 
 
     if len(shape) != len(expected) or not all(map(fits, shape, expected)):
         wanted = ", ".join({None: "≥1", ANY: "≥0"}.get(size, str(size)) for size in expected)
-        raise UnderhoodError(f"{name} has shape ({wanted}){' ' + why if why else ''}", f"shape {shape}")
+        raise UnderhoodError(f"expected {name} of shape ({wanted}){' ' + why if why else ''}", f"shape {shape}")

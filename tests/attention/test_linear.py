@@ -56,11 +56,11 @@ def test_one_head_may_come_without_its_axis():
 @pytest.mark.parametrize(
     ("shapes", "says"),
     [
-        (((4, 4), (3, 4), (2, 4)), "w_query has shape"),
-        (((4, 4), (3, 5), (3, 5)), "w_key has shape"),
-        (((4,), (4, 4), (4, 4)), "w_value has shape"),
-        (((2, 4, 4), (3, 4, 4), (3, 4, 4)), "w_key has shape"),
-        (((0, 4), (4, 4), (4, 4)), "w_value has shape"),
+        (((4, 4), (3, 4), (2, 4)), "w_query of shape"),
+        (((4, 4), (3, 5), (3, 5)), "w_key of shape"),
+        (((4,), (4, 4), (4, 4)), "w_value of shape"),
+        (((2, 4, 4), (3, 4, 4), (3, 4, 4)), "w_key of shape"),
+        (((0, 4), (4, 4), (4, 4)), "w_value of shape"),
     ],
 )
 def test_mismatched_shapes_are_refused(shapes, says):

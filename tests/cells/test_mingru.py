@@ -58,5 +58,5 @@ def test_a_perturbed_weight_is_noticed_by_the_public_module():
 def test_wrong_sizes_are_refused():
     with pytest.raises(uh.UnderhoodError, match="even number of rows"):
         MinGRU(np.ones((3, 2)))
-    with pytest.raises(uh.UnderhoodError, match="to_out has shape"):
+    with pytest.raises(uh.UnderhoodError, match="to_out of shape"):
         MinGRU(np.ones((4, 2)), np.ones((2, 3)))

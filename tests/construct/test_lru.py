@@ -119,7 +119,7 @@ def test_large_sources_become_sparse_in_proportion_to_their_weights(to):
     assert isinstance(model.cells[-1].b_real, uh.SparseMatrix)
     assert model.parameters < 5 * large.parameters + 4 * model.hidden
     assert foretell(uh.random_attention(512, heads=8, d_key=64, rank=64, seed=0), to) is None
-    with pytest.raises(uh.UnderhoodError, match="a sparse matrix is written out up to"):
+    with pytest.raises(uh.UnderhoodError, match="expected a sparse matrix of at most"):
         densified(model)
 
 

@@ -86,14 +86,14 @@ def refusals():
     yield {**good, "w_keys": key}, {}, "w_keys"
     yield {"w_value": value, "w_key": key}, {}, "w_query"
     yield {**good, "W_V": value}, {}, "once; got w_value, W_V"
-    yield good, {"heads": 3}, "rows for 3 heads"
-    yield good, {"heads": 0}, "heads is a whole number"
-    yield {**good, "w_key": key[None]}, {}, "all matrices, or all"
-    yield {**good, "w_query": query[:3]}, {}, "w_query has shape"
+    yield good, {"heads": 3}, "that 3 heads divide"
+    yield good, {"heads": 0}, "expected heads of 1 or more"
+    yield {**good, "w_key": key[None]}, {}, "three matrices, or three"
+    yield {**good, "w_query": query[:3]}, {}, "w_query of shape"
     yield {**joint, "in_proj_bias": np.ones(12)}, {}, "no biases"
     yield {**joint, "in_proj_weight": np.ones((4, 12))}, {}, "(3·d, d)"
-    yield {**joint, "out_proj.weight": np.ones((4, 3))}, {}, "out_proj.weight has shape"
-    yield {name: w[None] for name, w in good.items()}, {"heads": 2}, "heads axis are complete"
+    yield {**joint, "out_proj.weight": np.ones((4, 3))}, {}, "out_proj.weight of shape"
+    yield {name: w[None] for name, w in good.items()}, {"heads": 2}, "no other heads"
 
 
 @pytest.mark.parametrize(("tensors", "options", "says"), list(refusals()), ids=lambda value: str(value)[:12])

@@ -104,7 +104,7 @@ def test_other_names_are_given_by_hand(tmp_path):
         tensors[f"{renamed[first]}.{rest}"] = value
     tensors["other.weight"] = torch.ones(2, 2)
     safetensors.torch.save_file(tensors, tmp_path / "w")
-    with pytest.raises(uh.UnderhoodError, match=r"known name.*encoder\.fc\.bias"):
+    with pytest.raises(uh.UnderhoodError, match=r"unknown tensors: encoder\.fc\.bias"):
         import_model(tmp_path / "w", "gru")
     model = import_model(tmp_path / "w", "gru", part="encoder", embedding="fc", readout="head")
     xs = sequence(50)
@@ -137,10 +137,10 @@ def refusals():
     yield "no weights", {"w": np.ones(3)}, "lstm", "weight_ih_l0 once"
     bare = {name.removeprefix("rnn."): value for name, value in state.items() if name.startswith("rnn.")}
     yield "two", {**state, **bare}, "lstm", "weight_ih_l0 once"
-    yield "no hh", {k: v for k, v in state.items() if "weight_hh" not in k}, "lstm", "comes with rnn.weight_hh_l0"
-    yield "bias", {**state, "rnn.bias_hh_l0": np.ones(7)}, "lstm", "bias_hh_l0 has shape (20,)"
+    yield "no hh", {k: v for k, v in state.items() if "weight_hh" not in k}, "lstm", "is there without rnn.weight_hh_l0"
+    yield "bias", {**state, "rnn.bias_hh_l0": np.ones(7)}, "lstm", "bias_hh_l0 of shape (20,)"
     yield "transposed", {**state, "rnn.weight_ih_l0": state["rnn.weight_ih_l0"].T}, "lstm", "(4·n, inputs)"
-    yield "readout", {**state, "readout.weight": np.ones((3, 9))}, "lstm", "readout.weight has shape"
+    yield "readout", {**state, "readout.weight": np.ones((3, 9))}, "lstm", "readout.weight of shape"
     yield "extra", {**state, "norm.weight": np.ones(3)}, "lstm", "norm.weight (3,)"
     yield "missing layer", {**state, "rnn.weight_ih_l2": np.ones((20, 5))}, "lstm", "rnn.weight_ih_l2"
     both = net(bidirectional=True)["rnn"].state_dict()
@@ -149,9 +149,9 @@ def refusals():
     yield "projection", {name: value.numpy() for name, value in projected.items()}, "lstm", "no projection"
     yield "integers", {**state, "readout.weight": np.ones((3, 5), np.int32)}, "lstm", "float16 and bfloat16 to float64"
     yield "nan", {**state, "readout.weight": np.full((3, 5), np.nan)}, "lstm", "15 NaN"
-    yield "wrong name", {**gated(), "nus": gated()["nu"]}, "gated-rnn", "no tensor of that name; got nus"
+    yield "wrong name", {**gated(), "nus": gated()["nu"]}, "gated-rnn", "unknown tensors for a gated-rnn: nus"
     yield "missing", {k: v for k, v in gated().items() if k != "nu"}, "gated-rnn", "needs the tensor nu"
-    yield "shape", {**gated(), "readout": np.ones((4, 2))}, "gated-rnn", "readout has shape"
+    yield "shape", {**gated(), "readout": np.ones((4, 2))}, "gated-rnn", "readout of shape"
 
 
 @pytest.mark.parametrize(("case", "tensors", "kind", "says"), list(refusals()), ids=lambda value: str(value)[:12])

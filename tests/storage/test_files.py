@@ -108,7 +108,7 @@ def refusals():
         "format",
         good,
         {"format": "underhood/2", "kind": "gated-rnn"},
-        "header has format underhood/1; got underhood/2",
+        "expected format underhood/1 in the header; got underhood/2",
     )
     yield "kind", good, {"kind": "transformer"}, "unknown kind"
     yield "no kind", good, {}, "unknown kind"
@@ -118,12 +118,12 @@ def refusals():
         {"kind": "gated-rnn"},
         "needs the tensor readout",
     )
-    yield "extra", {**good, "bias": np.ones(2)}, {"kind": "gated-rnn"}, "no tensor of that name; got bias"
-    yield "shape", {**good, "readout": np.ones((2, 5))}, {"kind": "gated-rnn"}, "readout has shape"
+    yield "extra", {**good, "bias": np.ones(2)}, {"kind": "gated-rnn"}, "unknown tensors for a gated-rnn: bias"
+    yield "shape", {**good, "readout": np.ones((2, 5))}, {"kind": "gated-rnn"}, "readout of shape"
     yield "nan", nan, {"kind": "gated-rnn"}, "8 NaN or infinite of 8"
-    yield "lambda", {**good, "lambda_": np.array([0, 0.5, 2])}, {"kind": "gated-rnn"}, "λ lies in"
-    yield "json", good, {"kind": "gated-rnn", "structure": "{"}, "structure is JSON"
-    yield "list", good, {"kind": "gated-rnn", "structure": "[]"}, "structure is a JSON object"
+    yield "lambda", {**good, "lambda_": np.array([0, 0.5, 2])}, {"kind": "gated-rnn"}, "expected λ in"
+    yield "json", good, {"kind": "gated-rnn", "structure": "{"}, "structure is not JSON"
+    yield "list", good, {"kind": "gated-rnn", "structure": "[]"}, "structure to be a JSON object"
     yield (
         "cells",
         {"embedding.weight": np.ones((2, 2))},
@@ -147,7 +147,7 @@ def test_both_branches_of_an_input_gating_read_the_same_inputs(tmp_path):
     name = "cells.0.input_gating.w_x"
     wide = np.concatenate([tensors[name], tensors[name][:, :1]], axis=1)
     by_hand(tmp_path / "bad", {**tensors, name: wide}, kind="stack", structure=json.dumps(structure))
-    with pytest.raises(uh.UnderhoodError, match=r"input_gating.w_x has shape"):
+    with pytest.raises(uh.UnderhoodError, match=r"input_gating.w_x of shape"):
         uh.load(tmp_path / "bad")
 
 
@@ -216,7 +216,7 @@ def test_sparse_matrices_act_as_their_dense_form():
             assert agree(sparse.apply(xs[0]), dense @ np.asarray(xs[0]))
     with pytest.raises(uh.UnderhoodError, match="within the 4 columns"):
         uh.SparseMatrix((Block(None, 0, 5),), 4)
-    with pytest.raises(uh.UnderhoodError, match=r"base has shape \(2\)"):
+    with pytest.raises(uh.UnderhoodError, match=r"base of shape \(2\)"):
         Block(base[0, :1], 0, 2)
-    with pytest.raises(uh.UnderhoodError, match="repeats is a whole number"):
+    with pytest.raises(uh.UnderhoodError, match="a whole number of 1 or more as a block's repeats"):
         Block(None, 0, 5, repeats=0)

@@ -31,7 +31,8 @@ def nu_of(lambda_: Any) -> np.ndarray:
         np.float32 if lambda_.dtype.itemsize <= 4 and lambda_.dtype.kind not in "iub" else np.float64
     )
     if not np.all((lambda_ >= 0) & (lambda_ <= 1)):
-        raise UnderhoodError("λ lies in [0, 1], or hidden states explode", f"{np.min(lambda_)} to {np.max(lambda_)}")
+        got = f"{np.min(lambda_)} to {np.max(lambda_)}"
+        raise UnderhoodError("expected λ in [0, 1], or hidden states explode", got)
     inner = np.clip(lambda_, np.finfo(lambda_.dtype).tiny, 1 - np.finfo(lambda_.dtype).epsneg)
     nu = np.log(-np.log(inner))
     return np.where(lambda_ == 1, NU_MEMORY, np.where(lambda_ == 0, NU_FORGET, nu)).astype(lambda_.dtype)
@@ -93,7 +94,7 @@ class _AbstractGatedRNN(AbstractModel):
 
     def _check_sizes(self: Any) -> None:
         if self.d < 1:
-            raise UnderhoodError("input_gating reads (x, 1), so it has 2 columns or more", self.d + 1)
+            raise UnderhoodError("expected 2 columns or more in input_gating, which reads (x, 1)", self.d + 1)
         reads = (self.pre_readout, self.hidden)
         require_shape("input_gating.w_x", self.input_gating.w_x, (self.hidden, self.d + 1), "as w_m has")
         require_shape("output_gating.w_m", self.output_gating.w_m, reads, "(pre-readout, hidden)")

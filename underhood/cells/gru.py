@@ -54,10 +54,10 @@ class GRU(AbstractGates):
     def __check_init__(self) -> None:
         check_gates(self, gates=3)
         if self.reset not in get_args(Reset):
-            raise UnderhoodError("a GRU's reset is before or after the recurrent product", repr(self.reset))
+            raise UnderhoodError("expected reset before or after", repr(self.reset))
         if (self.b_hn is None) != (self.reset == "before"):
             got = f"reset={self.reset!r} {'without' if self.b_hn is None else 'with'} b_hn"
-            raise UnderhoodError("b_hn belongs to a GRU that resets after the recurrent product", got)
+            raise UnderhoodError("expected b_hn with reset='after', and only there", got)
         if self.b_hn is not None:
             require_shape("b_hn", self.b_hn, (self.hidden,), "(hidden,)")
 

@@ -52,9 +52,9 @@ class Block(Part):
 
     def __check_init__(self) -> None:
         for name in ("start", "width", "repeats", "tiles"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < (0 if name == "start" else 1):
-                raise UnderhoodError(f"a block's {name} is a whole number", repr(value))
+            value, least = getattr(self, name), 0 if name == "start" else 1
+            if not isinstance(value, int) or value < least:
+                raise UnderhoodError(f"expected a whole number of {least} or more as a block's {name}", repr(value))
         if self.base is not None:
             diagonal = np.ndim(self.base) == 1
             require_shape("base", self.base, (self.width,) if diagonal else (None, self.width), "(rows, width)")
@@ -116,10 +116,10 @@ class SparseMatrix(Part):
 
     def __check_init__(self) -> None:
         if not self.blocks:
-            raise UnderhoodError("a sparse matrix has one block or more", "none")
+            raise UnderhoodError("expected one block or more in a sparse matrix", "none")
         for block in self.blocks:
             if block.stop > self.columns:
-                raise UnderhoodError(f"a block reads within the {self.columns} columns", f"up to {block.stop}")
+                raise UnderhoodError(f"expected blocks within the {self.columns} columns", f"up to {block.stop}")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -131,9 +131,8 @@ class SparseMatrix(Part):
     def dense(self) -> np.ndarray:
         if 8 * math.prod(self.shape) > MOST_DENSE:
             got = f"{self.shape[0]} × {self.shape[1]} entries"
-            raise UnderhoodError(
-                f"a sparse matrix is written out up to {MOST_DENSE >> 20} MB", got, "Use a smaller form of the network."
-            )
+            rule = f"expected a sparse matrix of at most {MOST_DENSE >> 20} MB when written out"
+            raise UnderhoodError(rule, got, "Use a smaller form of the network.")
         matrix, row = np.zeros(self.shape), 0
         for block in self.blocks:
             matrix[row : row + block.rows, block.start : block.stop] = block.dense()

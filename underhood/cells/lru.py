@@ -64,11 +64,10 @@ class LRU(AbstractModel):
 
     def __check_init__(self) -> None:
         if self.form not in get_args(Form):
-            raise UnderhoodError("an LRU's form is out, in-out or in-skip", repr(self.form))
+            raise UnderhoodError("expected form out, in-out or in-skip", repr(self.form))
         if (self.input_gating is None) != (self.form == "out"):
-            raise UnderhoodError(
-                "the forms in-out and in-skip have an input gating, and out has none", f"form {self.form!r}"
-            )
+            got = f"form {self.form!r} {'without' if self.input_gating is None else 'with'} one"
+            raise UnderhoodError("expected an input gating in the forms in-out and in-skip, and only there", got)
         require_shape("nu_log", self.nu_log, (None,), "(hidden,)")
         (hidden,) = self.nu_log.shape
         inputs = self.d if self.input_gating is None else self.input_gating.w_m.shape[0]

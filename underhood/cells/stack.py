@@ -28,11 +28,11 @@ class Stack(AbstractModel):
 
     def __check_init__(self) -> None:
         if not self.cells:
-            raise UnderhoodError("a stack has one cell or more", "none")
+            raise UnderhoodError("expected one cell or more in a stack", "none")
         size = self.embedding.weight.shape[0]
         for index, cell in enumerate(self.cells):
             if cell.d != size:
-                raise UnderhoodError(f"cells.{index} reads the {size} outputs of the layer below", f"{cell.d} inputs")
+                raise UnderhoodError(f"expected {size} inputs of cells.{index}, the outputs of the layer below", cell.d)
             size = cell.d_out
         require_shape("readout.weight", self.readout.weight, (None, size), "(d_out, outputs of the last cell)")
 

@@ -68,11 +68,14 @@ class Import:
         return from_pretrained(self.weights, self.layer)
 
     def _of_file(self) -> AbstractModel:
-        from underhood.interop.torch_import import import_model
+        from underhood.interop.torch_import import import_model, kinds
 
         if self.layer is not None:
-            raise UnderhoodError("--layer is for checkpoint folders", f"the file {self.weights}", "Leave it out.")
+            raise UnderhoodError(
+                "expected a checkpoint folder with --layer", f"the file {self.weights}", "Leave it out."
+            )
         if self.kind is None:
-            raise UnderhoodError("a file of weights does not say what they are", remedy="Use --kind; `--kind list`.")
+            remedy = f"Use --kind, one of {', '.join(kinds())}."
+            raise UnderhoodError("a file of weights does not say what they are", remedy=remedy)
         options = {name: getattr(self, name) for name in ("part", "heads", "embedding", "readout")}
         return import_model(self.weights, self.kind, **options)

@@ -137,7 +137,7 @@ def to_mingru(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     whole, rest, lag = gated_products(source, envelope), GATE[envelope.dtype], LAG[envelope.dtype]
     lambda_, linear = whole.lambda_, whole.inputs.linear
     if np.any((lambda_ == 0) & ~linear):
-        raise UnderhoodError("minGRU holds neurons that forget at once if they are linear in x", "one that is not")
+        raise UnderhoodError("expected neurons that forget at once to be linear in x for minGRU", "one that is not")
     scheme, error = _scheme(order, envelope)
     d, hidden, one = whole.d, len(lambda_), np.eye(whole.d + 1)[-1]
     copies = copy_products(whole.inputs, scheme, resting_gate=rest)

@@ -25,26 +25,27 @@ BIASES = ("in_proj_bias", "out_proj.bias", "bias_k", "bias_v")
 def attention_from(tensors: Tensors, heads: int = 1) -> LinearAttention:
     """A linear attention from matrices (rows, d), split into `heads`, or arrays with a leading heads axis."""
     if heads < 1:
-        raise UnderhoodError("heads is a whole number from 1 on", heads)
+        raise UnderhoodError("expected heads of 1 or more", heads)
     left = dict(tensors)
     for name in BIASES:
         bias = left.pop(name, None)
         if bias is not None and np.any(bias):
-            raise UnderhoodError("the attention of Eq. 1 has no biases", f"{name} that is not zero", "Train without.")
+            what = f"{name} is not zero, and the attention of Eq. 1 has no biases"
+            raise UnderhoodError(what, remedy="Train without biases.")
     value, key, query = _three(left)
     output, decay = left.pop("out_proj.weight", None), left.pop("decay", None)
     if left:
         remedy = "Known: in_proj_weight, out_proj.weight, or w_value, w_key, w_query and decay; see docs/format.md."
-        raise UnderhoodError("every tensor of an attention has a known name", listed(left), remedy)
+        raise UnderhoodError(f"unknown tensors for an attention: {listed(left)}", remedy=remedy)
     if value.ndim == key.ndim == query.ndim == 3:
         if output is not None or heads not in (1, len(value)):
             got = (
                 f"{len(value)} heads in the arrays, heads={heads}, out_proj {'given' if output is not None else 'none'}"
             )
-            raise UnderhoodError("arrays with a heads axis are complete as they are", got)
+            raise UnderhoodError("expected no out_proj and no other heads beside arrays with a heads axis", got)
         return LinearAttention(value, key, query, decay)
     if not value.ndim == key.ndim == query.ndim == 2:
-        raise UnderhoodError("W_V, W_K and W_Q are all matrices, or all have a heads axis", listed(tensors))
+        raise UnderhoodError("expected three matrices, or three arrays with a heads axis", listed(tensors))
     key, query = _blocks("w_key", key, heads), _blocks("w_query", query, heads)
     return LinearAttention(_values(value, output, heads), key, query, decay)
 
@@ -53,14 +54,14 @@ def _three(left: Tensors) -> list[np.ndarray]:
     if "in_proj_weight" in left:
         joint = left.pop("in_proj_weight")
         if joint.ndim != 2 or len(joint) != 3 * joint.shape[1]:
-            raise UnderhoodError("in_proj_weight has shape (3·d, d): queries, keys, values", joint.shape)
+            raise UnderhoodError("expected in_proj_weight of shape (3·d, d): queries, keys, values", joint.shape)
         query, key, value = np.split(joint, 3)
         return [value, key, query]
     found = []
     for name, spellings in NAMES.items():
         here = [spelling for spelling in spellings if spelling in left]
         if len(here) != 1:
-            rule = f"an attention has {name} (or {', '.join(spellings[1:])}) once"
+            rule = f"expected {name} (or {', '.join(spellings[1:])}) once"
             raise UnderhoodError(rule, ", ".join(here) or listed(left), "See docs/format.md.")
         found.append(left.pop(here[0]))
     return found
@@ -73,7 +74,7 @@ def _values(value: np.ndarray, output: np.ndarray | None, heads: int) -> np.ndar
     rows = len(value)
     output = np.eye(rows, dtype=value.dtype) if output is None else output
     if output.ndim != 2 or output.shape[1] != rows:
-        raise UnderhoodError(f"out_proj.weight has shape (outputs, {rows})", output.shape)
+        raise UnderhoodError(f"expected out_proj.weight of shape (outputs, {rows})", output.shape)
     blocks = _blocks("w_value", value, heads)
     columns = np.split(output, heads, axis=1)
     return np.stack([column @ block for column, block in zip(columns, blocks, strict=True)])
@@ -81,5 +82,5 @@ def _values(value: np.ndarray, output: np.ndarray | None, heads: int) -> np.ndar
 
 def _blocks(name: str, weight: np.ndarray, heads: int) -> np.ndarray:
     if len(weight) % heads:
-        raise UnderhoodError(f"{name} has rows for {heads} heads of one size", f"{len(weight)} rows")
+        raise UnderhoodError(f"expected rows of {name} that {heads} heads divide", f"{len(weight)} rows")
     return weight.reshape(heads, -1, weight.shape[1])

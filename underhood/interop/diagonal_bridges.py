@@ -68,7 +68,7 @@ def _write_mamba(cell: Mamba) -> tuple[dict[str, Any], Tensors]:
     cell = densified(cell)
     require_square(cell)
     if (cell.in_bias is None) != (cell.out_bias is None):
-        raise UnderhoodError("the public Mamba has both in_bias and out_bias, or neither", "one of them")
+        raise UnderhoodError("expected both in_bias and out_bias, or neither, for the public Mamba", "one of them")
     channels, state = cell.a_log.shape
     settings = {
         "hidden_size": cell.d,
@@ -221,7 +221,7 @@ def _read_mingru(tensors: Tensors, settings: Settings) -> MinGRU:
 
 def _write_mingru(cell: MinGRU) -> tuple[dict[str, Any], Tensors]:
     if cell.candidate != "positive":
-        raise UnderhoodError("the public minGRU has the candidate positive", repr(cell.candidate))
+        raise UnderhoodError("the public minGRU expects the candidate positive", repr(cell.candidate))
     if cell.to_out is not None:
         require_square(cell)
     settings = {"dim": cell.d, "dim_inner": cell.hidden, "proj_out": cell.to_out is not None}
@@ -240,4 +240,5 @@ bridge("minGRU_pytorch.minGRU.minGRU", kind=MinGRU.kind, read=_read_mingru, writ
 
 def require_square(cell: Any) -> None:
     if cell.d != cell.d_out:
-        raise UnderhoodError("the public layer has as many outputs as inputs", f"{cell.d} inputs, {cell.d_out} outputs")
+        got = f"{cell.d} inputs, {cell.d_out} outputs"
+        raise UnderhoodError("expected as many outputs as inputs for the public layer", got)

@@ -244,7 +244,7 @@ def _write_mlstm(cell: MLSTM) -> tuple[dict[str, Any], Tensors]:
     require_square(cell)
     blocks = {getattr(cell, f"{name}_proj").weight.shape[0] for name in "qkv"}
     if len(blocks) > 1:
-        raise UnderhoodError("the public mLSTM has as many blocks in q_proj, k_proj and v_proj", sorted(blocks))
+        raise UnderhoodError("expected as many blocks in q_proj as in k_proj and v_proj", sorted(blocks))
     tensors = _tensors(cell, _MLSTM, _MLSTM_BIASES)
     kernel, bias = tensors["conv1d.conv.weight"], np.zeros(len(cell.learnable_skip), cell.dtype)
     tensors["conv1d.conv.weight"] = np.pad(kernel, ((0, 0), (0, 0), (max(0, LEAST_WIDTH - kernel.shape[2]), 0)))

@@ -33,7 +33,7 @@ QUIET = 3  # errors only: onnxruntime would remark on constants that the lowerin
 def export(model: Any, path: str | os.PathLike[str], *, dtype: str = "float32") -> dict[str, Any]:
     """Write both graphs, after a run of each in onnxruntime was compared with the model."""
     if dtype not in DTYPES:
-        raise UnderhoodError("x and y of a graph are float32 or float64", repr(dtype))
+        raise UnderhoodError("expected dtype float32 or float64 for x and y", repr(dtype))
     for module in ("onnx", "onnxruntime", "jax2onnx"):
         require(module, "onnx", "export to ONNX")
     path = Path(path)
@@ -103,15 +103,15 @@ def _session(content: bytes, source: str = "the graph") -> Any:
     try:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise UnderhoodError(f"{source} is an ONNX model that onnxruntime runs", one_line(error)[:200]) from None
+        raise UnderhoodError(f"onnxruntime cannot run {source}: {one_line(error)[:200]}") from None
 
 
 def _callable(session: Any, source: str = "the graph") -> Callable[[np.ndarray], np.ndarray]:
     given = session.get_inputs()
     if len(given) != 1 or given[0].type not in KINDS or len(given[0].shape) not in (2, 3):
         got = ", ".join(f"{one.name} {one.type} {one.shape}" for one in given)
-        remedy = "A step graph is run step by step; take the whole one."
-        raise UnderhoodError(f"{source} has one input of floats, (batch, time, d) or (time, d)", got, remedy)
+        remedy = "Use the graph of the whole sequence, not the step graph."
+        raise UnderhoodError(f"expected one float input, (batch, time, d) or (time, d), in {source}", got, remedy)
     name, dtype, batched = given[0].name, KINDS[given[0].type], len(given[0].shape) == 3
 
     def run(xs: np.ndarray) -> np.ndarray:
@@ -119,9 +119,8 @@ def _callable(session: Any, source: str = "the graph") -> Callable[[np.ndarray],
         try:
             ys = session.run(None, {name: xs[None] if batched else xs})[0]
         except Exception as error:
-            raise UnderhoodError(
-                f"{source} takes sequences of this shape", f"{xs.shape}: {one_line(error)[:160]}"
-            ) from None
+            what = f"{source} failed on a sequence of shape {xs.shape}: {one_line(error)[:160]}"
+            raise UnderhoodError(what) from None
         return np.asarray(ys[0] if batched else ys, np.float64)
 
     return run

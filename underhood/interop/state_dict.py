@@ -59,7 +59,7 @@ def as_float(name: str, tensor: Any) -> np.ndarray:
     if array.dtype in (np.float16, ml_dtypes.bfloat16):
         array = array.astype(np.float32)
     if array.dtype not in (np.float32, np.float64):
-        raise UnderhoodError(f"{name} has a dtype from float16 and bfloat16 to float64", array.dtype)
+        raise UnderhoodError(f"expected a dtype from float16 and bfloat16 to float64 for {name}", array.dtype)
     require_finite(name, array)
     return np.ascontiguousarray(array)
 
@@ -90,10 +90,10 @@ def _is_npz(path: str | os.PathLike[str], content: bytes) -> bool:
             names = archive.namelist()
             unpacked = sum(member.file_size for member in archive.infolist())
     except (zipfile.BadZipFile, *BROKEN) as error:
-        raise UnderhoodError(f"{path} is a whole file", error) from None
+        raise UnderhoodError(f"{path} is damaged: {error}") from None
     most = _most_bytes(content)
     if unpacked > most:
-        raise UnderhoodError(f"{path} unpacks to at most {most >> 20} MB", f"{unpacked >> 20} MB")
+        raise UnderhoodError(f"expected {path} to unpack to at most {most >> 20} MB", f"{unpacked >> 20} MB")
     return bool(names) and all(name.endswith(".npy") for name in names)
 
 
@@ -102,7 +102,7 @@ def _read_npz(path: str | os.PathLike[str], content: bytes) -> dict[str, Any]:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             return {name.removesuffix(".npy"): read_npy(archive.read(name)) for name in archive.namelist()}
     except (zipfile.BadZipFile, *BROKEN) as error:
-        raise UnderhoodError(f"{path} holds arrays of numbers", error) from None
+        raise UnderhoodError(f"cannot read arrays of numbers from {path}: {error}") from None
 
 
 def _most_bytes(content: bytes) -> int:
@@ -125,7 +125,8 @@ def _read_torch(path: str | os.PathLike[str], content: bytes, part: str) -> dict
     loaded = _named_tensors(path, loaded, part)
     most, sizes = _most_bytes(content), {name: tensor.numel() * tensor.itemsize for name, tensor in loaded.items()}
     if sum(sizes.values()) > most:  # a tensor may be a view that repeats one number without end
-        raise UnderhoodError(f"{path} holds at most {most >> 20} MB of tensors", f"{sum(sizes.values()) >> 20} MB")
+        got = f"{sum(sizes.values()) >> 20} MB"
+        raise UnderhoodError(f"expected at most {most >> 20} MB of tensors in {path}", got)
     return {name: torch_array(f"{path}: {name}", tensor) for name, tensor in loaded.items()}
 
 
@@ -154,7 +155,8 @@ def torch_array(name: str, tensor: Any) -> np.ndarray:
     """A torch tensor in NumPy, whatever its strides and device; NumPy has no bfloat16, so that one widens here."""
     torch = require("torch", "torch", "reading torch tensors")
     if tensor.layout != torch.strided or not tensor.is_floating_point() or tensor.itemsize < 2:
-        raise UnderhoodError(f"{name} is a dense float tensor of 16 bits or more", f"{tensor.layout} {tensor.dtype}")
+        rule = f"expected {name} to be a dense float tensor of 16 bits or more"
+        raise UnderhoodError(rule, f"{tensor.layout} {tensor.dtype}")
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
@@ -163,7 +165,7 @@ def _description(path: str | os.PathLike[str], header: dict[str, str]) -> dict[s
     try:
         value = json.loads(header.get("underhood", "{}"))
     except (ValueError, RecursionError) as error:
-        raise UnderhoodError(f"{path}: header entry underhood is JSON", error) from None
+        raise UnderhoodError(f"{path}: header entry underhood is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise UnderhoodError(f"{path}: header entry underhood is a JSON object", type(value).__name__)
+        raise UnderhoodError(f"{path}: expected header entry underhood to be a JSON object", type(value).__name__)
     return value

@@ -48,7 +48,7 @@ def import_model(
         raise UnderhoodError(f"{path}: {error.rule}", error.got, error.remedy) from None
     except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
         # Arrays without axes, or with an axis of size 0, where a matrix belongs.
-        raise UnderhoodError(f"{path}: the tensors make a model of the kind {kind}", error) from None
+        raise UnderhoodError(f"{path}: these tensors make no {kind}: {error}") from None
 
 
 def from_state_dict(
@@ -124,19 +124,19 @@ def _recurrent(tensors: Tensors, kind: str, ours: dict[str, Any], embedding: str
     """A bare layer becomes a cell; several, or with an embedding or a readout, a stack."""
     prefixes = [name.removesuffix("weight_ih_l0") for name in tensors if name.endswith("weight_ih_l0")]
     if len(prefixes) != 1:
-        rule = f"a state dict for {kind} has the tensor weight_ih_l0 once, after any prefix"
+        rule = "expected the tensor weight_ih_l0 once, after any prefix"
         raise UnderhoodError(rule, listed(tensors), "Name its part with --part.")
     prefix, cells = prefixes[0], []
     for word, what in {"_reverse": "one direction", "weight_hr_": "no projection"}.items():
         if any(name.startswith(prefix) and word in name for name in tensors):
-            raise UnderhoodError(f"a recurrent layer of ours has {what}", listed(tensors))
+            raise UnderhoodError(f"expected a layer with {what}", listed(tensors))
     while f"{prefix}weight_ih_l{len(cells)}" in tensors:
         cells.append(_cell(tensors, prefix, len(cells), kind))
     first = _linear(tensors, embedding)
     last = _linear(tensors, readout)
     if tensors:
         remedy = f"Known: {embedding}, {readout} and one {kind}; say others with --embedding, --readout or --part."
-        raise UnderhoodError("every tensor of a state dict has a known name", listed(tensors), remedy)
+        raise UnderhoodError(f"unknown tensors: {listed(tensors)}", remedy=remedy)
     if len(cells) == 1 and first is None and last is None:
         return _trimmed(tuple(cells), None, ours)[0][0]
     first = Linear(*_identity(cells[0].d, cells[0].dtype)) if first is None else first
@@ -151,11 +151,11 @@ def _cell(tensors: Tensors, prefix: str, index: int, kind: str) -> Any:
     weight_ih = tensors.pop(names["weight_ih"])
     weight_hh = tensors.pop(names["weight_hh"], None)
     if weight_hh is None:
-        raise UnderhoodError(f"{names['weight_ih']} comes with {names['weight_hh']}", "none")
+        raise UnderhoodError(f"{names['weight_ih']} is there without {names['weight_hh']}")
     hidden = weight_hh.shape[-1]
     rows = gates * hidden
     if weight_hh.shape != (rows, hidden) or weight_ih.ndim != 2 or len(weight_ih) != rows:
-        rule = f"torch.nn.{kind.upper()} has weights of shape ({gates}·n, inputs) and ({gates}·n, n)"
+        rule = f"expected weights of shape ({gates}·n, inputs) and ({gates}·n, n), as torch.nn.{kind.upper()} has"
         other = next((name for name, count in GATES.items() if weight_hh.shape == (count * hidden, hidden)), None)
         remedy = f"This looks like --kind {other}." if other not in (None, kind) else ""
         raise UnderhoodError(rule, f"{weight_ih.shape} and {weight_hh.shape}", remedy)
@@ -164,7 +164,7 @@ def _cell(tensors: Tensors, prefix: str, index: int, kind: str) -> Any:
         bias = tensors.pop(names[what], None)
         bias = np.zeros(rows, weight_ih.dtype) if bias is None else bias
         if bias.shape != (rows,):
-            raise UnderhoodError(f"{names[what]} has shape ({rows},)", bias.shape)
+            raise UnderhoodError(f"expected {names[what]} of shape ({rows},)", bias.shape)
         biases.append(ours_from_torch(bias, gates))
     u, v = ours_from_torch(weight_ih, gates), ours_from_torch(weight_hh, gates)
     if kind == "lstm":
@@ -178,10 +178,10 @@ def _linear(tensors: Tensors, name: str) -> Linear | None:
     weight, bias = tensors.pop(f"{name}.weight", None), tensors.pop(f"{name}.bias", None)
     if weight is None:
         if bias is not None:
-            raise UnderhoodError(f"{name}.bias comes with {name}.weight", "none")
+            raise UnderhoodError(f"{name}.bias is there without {name}.weight")
         return None
     if weight.ndim != 2:
-        raise UnderhoodError(f"{name}.weight has shape (outputs, inputs)", weight.shape)
+        raise UnderhoodError(f"expected {name}.weight of shape (outputs, inputs)", weight.shape)
     return Linear(weight, np.zeros(len(weight), weight.dtype) if bias is None else bias)
 
 

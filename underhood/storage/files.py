@@ -92,13 +92,13 @@ def load_with_header(path: str | os.PathLike[str]) -> tuple[Any, dict[str, str]]
     header, tensors = read_tensors(path)
     if header.get("format") != FORMAT:
         got = header.get("format", "none")
-        raise UnderhoodError(f"{path}: the header has format {FORMAT}", got, "See docs/format.md.")
+        raise UnderhoodError(f"{path}: expected format {FORMAT} in the header", got, "See docs/format.md.")
     kind = header.get("kind", "")
     if kind not in model_kinds():
         raise UnderhoodError(f"{path}: unknown kind {kind!r}", remedy=f"Known: {', '.join(model_kinds())}.")
     structure = _parse_json(path, header, "structure")
     if structure.get("kind", kind) != kind:
-        raise UnderhoodError(f"{path}: header and structure name one kind", f"{kind} and {structure['kind']}")
+        raise UnderhoodError(f"{path}: header and structure name two kinds: {kind} and {structure['kind']}")
     for name, tensor in tensors.items():
         require_finite(f"{path}: {name}", tensor)
     model = from_tensors({**structure, "kind": kind}, tensors, str(path))
@@ -120,9 +120,9 @@ def from_tensors(structure: Structure, tensors: dict[str, np.ndarray], source: s
     except UnderhoodError as error:
         raise UnderhoodError(f"{source}: {error.rule}", error.got, error.remedy) from None
     except (TypeError, ValueError, AttributeError, IndexError, KeyError, RecursionError, OverflowError) as error:
-        raise UnderhoodError(f"{source}: the header describes a model of kind {kind}", error) from None
+        raise UnderhoodError(f"{source}: the header does not describe a {kind}: {error}") from None
     if left:
-        raise UnderhoodError(f"{source}: a {kind} has no tensor of that name", ", ".join(sorted(left)))
+        raise UnderhoodError(f"{source}: unknown tensors for a {kind}: {', '.join(sorted(left))}")
     return model
 
 
@@ -151,12 +151,12 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str
     for name, entry in entries:
         if entry["dtype"] not in _DTYPES:
             known = ", ".join(_DTYPES)
-            raise UnderhoodError(f"{path}: {name} has one of the dtypes {known}", entry["dtype"])
+            raise UnderhoodError(f"{path}: expected one of the dtypes {known} for {name}", entry["dtype"])
         flat = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]])
         try:
             tensors[name] = flat.reshape(entry["shape"])
         except ValueError as error:  # 65 axes, or sides beside a 0 that no memory could have
-            raise UnderhoodError(f"{path}: {name} has the shape of an array", error) from None
+            raise UnderhoodError(f"{path}: {name} has an impossible shape: {error}") from None
     return metadata, tensors
 
 
@@ -171,9 +171,9 @@ def _parse_json(path: str | os.PathLike[str], header: dict[str, str], key: str) 
     try:
         value = json.loads(header.get(key, "{}"))
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError, too
-        raise UnderhoodError(f"{path}: header entry {key} is JSON", error) from None
+        raise UnderhoodError(f"{path}: header entry {key} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise UnderhoodError(f"{path}: header entry {key} is a JSON object", type(value).__name__)
+        raise UnderhoodError(f"{path}: expected header entry {key} to be a JSON object", type(value).__name__)
     return value
 
 
@@ -187,7 +187,8 @@ def _require_proportionate(path: str | os.PathLike[str], model: Any, numbers: in
     for leaf in jax.tree.leaves(model, is_leaf=is_sparse):
         if is_sparse(leaf) and max(leaf.shape) > most:
             rule = (
-                f"{path}: a sparse matrix has at most {most} rows and columns, {PROPORTION} for each number in the file"
+                f"{path}: expected a sparse matrix of at most {most} rows and columns, "
+                f"{PROPORTION} for each number in the file"
             )
             raise UnderhoodError(rule, leaf.shape)
 
