@@ -60,6 +60,7 @@ def test_wrong_types_have_their_line_without_the_checks_of_these_tests():
 
 
 # "; got …" follows the rule: it has to say what was wanted or what is wrong, never the rule as if it were the case.
+KINDS = ("UnderhoodError", "NotFinite", "NotDiagonalisable", "NotEnoughMemory", "Diverged")
 SAYS = re.compile(r"(?:^|: )no \w|\b(?:expected|expects|needs|unknown|cannot)\b")
 
 
@@ -81,7 +82,7 @@ def rules_as_facts(source):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             named.setdefault(node.targets[0].id, []).append(node)
     for node in nodes:
-        if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("UnderhoodError", "NotFinite") and node.args):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) in KINDS and node.args):
             continue
         if len(node.args) == 1 and all(keyword.arg != "got" for keyword in node.keywords):
             continue
