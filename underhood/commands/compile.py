@@ -18,7 +18,7 @@ class Compile:
     source: Annotated[Path, tyro.conf.Positional]
     """Linear attention, or gated RNN of Eq. 2 (safetensors)."""
     to: str
-    """Target, such as gated-rnn, gated-rnn-minimal, lru, lstm or gru; `--to list` names them all."""
+    """Target, such as gated-rnn, gated-rnn-minimal, lru, lstm or gru; an unknown name lists them all."""
     out: Path
     """File to write (safetensors)."""
     layers: int | None = None
@@ -30,11 +30,11 @@ class Compile:
     order: int = 1
     """Order of the approximation that linearises σ with copies of a neuron; the paper's is 1."""
     dtype: str = "float64"
-    """float64 or float32."""
+    """Dtype of the network: float64 or float32."""
     tolerance: float | None = None
     """Largest error, over the largest output, that counts as verified; the target's own unless given."""
     sparse: bool = False
-    """Sparse matrices in a gated-rnn or an LRU (large ones are sparse anyway)."""
+    """Sparse form of the network, for targets that have one (large networks get it anyway)."""
     force: bool = False
     """Write over an input, or over a file of another kind."""
     json: bool = False

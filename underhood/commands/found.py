@@ -56,7 +56,7 @@ def _print(found: Found, r2_on_inputs: float | None) -> None:
     for one in found.diagnosis:
         explains = "" if one["r2"] is None else f" (R² = {one['r2']:.6g})"
         console.print(escape(f"{one['what']}: {one['meaning']}{explains}. {one['remedy']}".rstrip()), highlight=False)
-    table = Table("what it rests on", "", "meaning", title_justify="left")
+    table = Table("evidence", "", "meaning", title_justify="left")
     for name, value, meaning in _rows(found):
         table.add_row(escape(name), escape(value), escape(meaning))
     if r2_on_inputs is not None:

@@ -30,7 +30,7 @@ class Import:
     out: Path
     """File to write (safetensors)."""
     kind: str | None = None
-    """Kind of the model in a file, such as lstm or gru (torch's), gated-rnn or attention; `--kind list` names all."""
+    """Kind of the model in a file, such as lstm or gru (torch's), gated-rnn or attention; an unknown name lists all."""
     layer: int | None = None
     """Layer of a checkpoint folder, from 0 on."""
     part: str = ""

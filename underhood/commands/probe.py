@@ -35,15 +35,15 @@ class Probe:
     against: Path | None = None
     """Attention to compare with (safetensors)."""
     inputs: Path | None = None
-    """Sequences of your own, (b, t, d) in a .npy file: R² of the nearest attention on them, too."""
+    """Sequences on which R² is measured as well: (b, t, d) in a .npy file."""
     task: str | None = None
-    """The same for sequences of a task, by a name that `underhood train --list` prints."""
+    """Task on whose sequences R² is measured as well, by a name that `underhood train --list` prints."""
     out: Path | None = None
     """File for the best attention found."""
     length: int = 32
     """Length of the sequences."""
     input_bound: float = 4.0
-    """Inputs are N(0, 1), clipped at ± this."""
+    """Largest |input|; inputs are N(0, 1), clipped."""
     tolerance: float = 1e-4
     """Relative root mean square error up to which the answer is yes."""
     max_heads: int = 2

@@ -17,7 +17,7 @@ class Reproduce:
     """Make tables and figures of the paper and compare them with it, row by row."""
 
     artifacts: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """By name, such as table1, figure2 or zoo; all of the budget unless named."""
+    """Tables and figures, such as table1, figure2 or zoo; all that the budget has unless given."""
     budget: str = "quick"
     """Size of the runs: quick (minutes), laptop (hours), overnight (a day of core hours) or paper (the paper's own
     steps)."""

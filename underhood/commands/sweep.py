@@ -27,7 +27,7 @@ class Sweep:
     workers: int | None = None
     """Processes on this machine, one core each; as many as there are cores unless given."""
     scheduler: str | None = None
-    """Address of a dask scheduler, tcp://127.0.0.1:8786 say (extra: distributed)."""
+    """Address of a dask scheduler, such as tcp://127.0.0.1:8786 (extra: distributed)."""
     tls_ca_file: Path | None = None
     """Certificate authority of a scheduler at tls://…"""
     tls_cert: Path | None = None
@@ -35,7 +35,7 @@ class Sweep:
     tls_key: Path | None = None
     """Private key file."""
     query: str | None = None
-    """SQL over the results, the table `runs`, to print at the end."""
+    """SQL over the results, the table `runs`, to print at the end (extra: sweep)."""
     json: bool = False
     """Print one JSON object."""
 

@@ -53,19 +53,19 @@ class Train:
     layers: Annotated[int | None, _usual("layers")] = None
     """Layers, for architectures that can be stacked."""
     seeds: Annotated[int | None, _usual("seeds")] = None
-    """How many seeds, trained side by side."""
+    """Number of seeds, trained side by side."""
     first_seed: Annotated[int | None, _usual("first_seed")] = None
-    """The first of them."""
+    """First seed."""
     optimizer: Annotated[Literal["adamw", "levenberg"] | None, _usual("optimizer")] = None
     """adamw is the paper's; levenberg is second order, in float64."""
     preset: str | None = None
     """section-3.1, section-3.2, section-3.3 or section-4.2: the paper's steps, rates and decay."""
     steps: int | None = None
-    """Training steps, 10,000 unless given; for levenberg iterations of all starts, 200 each unless given."""
+    """Training steps, 10,000 unless given; with levenberg, iterations over all starts (200 for each start)."""
     batch_size: int | None = None
     """Sequences of a step; 64 unless given."""
     learning_rate: tuple[float, ...] | None = None
-    """Where the cosine starts, 1e-3 unless given; several are trained side by side."""
+    """Learning rate at the start of the cosine, 1e-3 unless given; several are trained side by side."""
     weight_decay: tuple[float, ...] | None = None
     """Decoupled decay of all but the recurrent parameters, 0.01 unless given; several are trained side by side."""
     l2: float | None = None
@@ -79,7 +79,7 @@ class Train:
     teacher_seed: int | None = None
     """Seed of the random teacher; 0 unless given."""
     length: int | None = None
-    """Time steps of a teacher-student sequence; 32 unless given."""
+    """Time steps of a sequence; the task's own number unless given (--list)."""
     examples: int | None = None
     """Examples T of a linear-regression sequence; 12 unless given."""
     d_x: int | None = None
@@ -89,9 +89,9 @@ class Train:
     set: tuple[str, ...] | None = None
     """Settings of any task, as name=value: --set size=3 length=8."""
     log_every: int | None = None
-    """Steps to a line of metrics.jsonl; 100 unless given."""
+    """Steps between lines of metrics.jsonl; 100 unless given."""
     checkpoint_every: int | None = None
-    """Steps to a checkpoint; 5,000 unless given."""
+    """Steps between checkpoints; 5,000 unless given."""
     lambdas: Annotated[Literal["fixed", "free"] | None, _usual("lambdas")] = None
     """levenberg: λ fixed to 0 and 1, or free in [0, 1] (slower)."""
     target_loss: Annotated[float | None, _usual("target_loss")] = None

@@ -155,7 +155,7 @@ def _check(plan: Plan, given: dict[str, Any]) -> None:
         raise UnderhoodError("expected --target-loss of 0 or more", plan.target_loss)
     if plan.optimizer == "levenberg":
         if not ARCHITECTURES[plan.model].second_order:
-            raise UnderhoodError(f"levenberg does not train a {plan.model}", remedy="Use --optimizer adamw.")
+            raise UnderhoodError(f"levenberg does not train {plan.model}", remedy="Use --optimizer adamw.")
         if plan.layers > 1:
             raise UnderhoodError("levenberg trains one layer", remedy="Leave out --layers.")
         if plan.tensorboard:

@@ -52,8 +52,8 @@ def decompile(
     whose weights and outputs are those of such a network. Everything else is probed as a black box.
 
     `against`: an attention to compare with. `tolerance`: the share of the output that may be something other than
-    attention (by default 1e-8 for exact weights, 1e-3 for trained ones). `fine_tune`: train the reduced network on.
-    `seed`: of the random inputs.
+    attention (by default 1e-8 for exact weights, 1e-3 for trained ones). `fine_tune`: refit the
+    readout of the smallest network. `seed`: of the random inputs.
     """
     require_instance(model)
     if _is_torch(model):
