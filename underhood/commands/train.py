@@ -61,7 +61,7 @@ class Train:
     preset: str | None = None
     """section-3.1, section-3.2, section-3.3 or section-4.2: the paper's steps, rates and decay."""
     steps: int | None = None
-    """Training steps, 10,000 unless given; with levenberg, iterations over all starts (200 for each start)."""
+    """Training steps, 10,000 unless given; with levenberg, iterations over all starts (unless given, 200 for each)."""
     batch_size: int | None = None
     """Sequences of a step; 64 unless given."""
     learning_rate: tuple[float, ...] | None = None
