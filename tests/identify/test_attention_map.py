@@ -1,6 +1,9 @@
 """Attention maps: the attention that compiled networks hold, completeness, one value at a time, finite differences."""
 
 import importlib
+import inspect
+import pickle
+import warnings
 
 import equinox as eqx
 import jax
@@ -310,6 +313,9 @@ def test_two_maps_are_compared():
         ({"xs": np.full((4, 3), np.nan)}, "NaN or infinite"),
         ({"layer": 2}, "expected a layer from 0 to 1; got 2"),
         ({"layer": -1}, "expected a layer from 0 to 1"),
+        ({"layer": True}, "expected a layer from 0 to 1; got True"),
+        ({"xs": [[1, 2, 3], [4]]}, r"shape \(t, 3\), its rows numbers; got list"),
+        ({"xs": [["a", "b", "c"]]}, "its rows numbers"),
         ({"kind": "exact"}, "has no exact map"),
         ({"model": np.tanh}, "expected a model of this package"),
     ],
@@ -328,3 +334,63 @@ def test_unknown_names_are_refused():
         maps._check(attention(), "norm", "rollout")
     with pytest.raises(uh.UnderhoodError, match="expected a step from 0 to 19"):
         uh.attention_map(attention(), sequence()).contributions(20)
+
+
+def test_wrong_types_have_their_line():
+    """Without the checks of these tests, as a user calls them."""
+    found = uh.attention_map(attention(), sequence())
+    contributions, compare = inspect.unwrap(type(found).contributions), inspect.unwrap(uh.compare_maps)
+    for step in (2.5, "a", True, None):
+        with pytest.raises(uh.UnderhoodError, match=f"expected a step from 0 to 19; got {step!r}"):
+            contributions(found, step)
+    for pair in ((found, found.weights), (None, found)):
+        with pytest.raises(uh.UnderhoodError, match="expected two attention maps; got"):
+            compare(*pair)
+
+
+def test_whole_numbers_of_numpy_are_steps_and_layers():
+    model, xs = random_model("gla", layers=2), sequence()
+    one, other = (uh.attention_map(model, xs, layer=layer) for layer in (1, np.int64(1)))
+    assert np.array_equal(one.weights, other.weights)
+    assert np.array_equal(one.contributions(np.int64(3)), other.contributions(3))
+
+
+def test_contributions_are_the_callers_own():
+    found = uh.attention_map(attention(), sequence())
+    before = found.contributions(5).copy()
+    found.contributions(5)[:] = 7
+    assert np.array_equal(found.contributions(5), before)
+
+
+@pytest.mark.parametrize("name", ["gated-rnn", "lstm"])
+@pytest.mark.parametrize("kept", [0, maps.KEPT])
+def test_a_map_comes_back_from_a_pickle(name, kept, monkeypatch):
+    monkeypatch.setattr(maps, "KEPT", kept)
+    found = uh.attention_map(random_model(name), sequence())
+    again = pickle.loads(pickle.dumps(found))
+    assert np.array_equal(again.weights, found.weights)
+    assert (again.kind, again.names, float(again.completeness)) == (found.kind, found.names, float(found.completeness))
+    assert np.array_equal(again.completeness.steps, found.completeness.steps)
+    assert np.array_equal(again.contributions(7), found.contributions(7))
+    if found.pair_source is not None:
+        assert np.array_equal(again.pairs(7), found.pairs(7))
+
+
+@pytest.mark.parametrize(
+    ("model", "scale", "options", "message"),
+    [
+        (attention, 1e200, {}, "the outputs overflow for these inputs. Scale the sequence down."),
+        (attention, 1e200, {"kind": "jacobian"}, "the outputs overflow"),
+        (attention, 1e60, {}, "the map overflows for these inputs. Scale the sequence down."),  # squares of 1e180
+        (attention, 1e60, {"reduce": "none"}, "the map overflows"),
+        (lambda: random_model("gated-rnn"), 1e100, {}, "overflow"),
+        (lambda: random_model("gla", dtype=np.float32), 1e30, {}, "the outputs overflow"),
+        (lambda: random_model("gla", dtype=np.float32), 1e200, {}, "the inputs overflow in float32"),
+        (lambda: random_model("mamba", layers=2), 1e200, {"layer": 1}, "the outputs overflow"),
+    ],
+)
+def test_what_overflows_is_refused_without_a_warning(model, scale, options, message):
+    with warnings.catch_warnings(), pytest.raises(uh.UnderhoodError) as refused:
+        warnings.simplefilter("error")
+        uh.attention_map(model(), scale * sequence(), **options)
+    assert message in str(refused.value)

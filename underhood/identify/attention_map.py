@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, SupportsIndex, get_args
 
 import equinox as eqx
 import jax
@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import as_sequence, precision_of
+from underhood.arrays import as_sequence, precision, precision_of
 from underhood.cells.scores import Make, in_parallel
 from underhood.cells.shares import NOTHING, Shares
 from underhood.errors import UnderhoodError
-from underhood.identify.maps import AttentionMap, Completeness, Kind, Reduce
+from underhood.identify.maps import AttentionMap, Completeness, Kind, Reduce, whole_number
 from underhood.identify.threads import threads_for
 from underhood.memory import require_memory
 from underhood.model import AbstractModel
@@ -29,7 +29,7 @@ def attention_map(
     model: Any,
     xs: Any,
     *,
-    layer: int | None = None,
+    layer: SupportsIndex | None = None,
     reduce: Reduce = "norm",
     kind: Kind | None = None,
 ) -> AttentionMap:
@@ -50,20 +50,41 @@ def attention_map(
     """
     _check(model, reduce, kind)
     with _settings(model):
-        sequence = np.asarray(as_sequence(xs, model.d, model.dtype))
-        if not np.all(np.isfinite(sequence)):
-            raise UnderhoodError("NaN or infinite numbers in the sequence")
+        sequence = sequence_of(model, xs)
         if layer is not None:
             model, sequence = _layer(model, sequence, layer)
         require_memory(2 * len(sequence) ** 2 * sequence.itemsize, f"a map of {len(sequence)} steps")
-        shares, kind = _shares(model, sequence, kind)
-        return _reduced(model, shares, np.asarray(model(sequence)), kind, reduce)
+        outputs = _finite(np.asarray(model(sequence)))
+        return _reduced(_Rows(model, sequence, kind), outputs, reduce)
+
+
+def sequence_of(model: AbstractModel, xs: Any) -> Float[np.ndarray, "t d"]:
+    """Finite numbers of shape (t, d) in the model's dtype."""
+    double = np.dtype(np.float64)
+    try:
+        with precision(double):
+            wide = np.asarray(as_sequence(xs, model.d, double))
+    except (TypeError, ValueError) as error:
+        if isinstance(error, UnderhoodError):
+            raise
+        rule = f"expected one sequence of shape (t, {model.d}), its rows numbers"
+        raise UnderhoodError(rule, type(xs).__name__, "Give one row a time step.") from None
+    if not np.all(np.isfinite(wide)):
+        raise UnderhoodError("NaN or infinite numbers in the sequence")
+    with np.errstate(over="ignore"):
+        return _finite(wide.astype(model.dtype), f"the inputs overflow in {model.dtype}")
+
+
+def _finite(array: np.ndarray, else_: str = "the outputs overflow for these inputs") -> np.ndarray:
+    if not np.all(np.isfinite(array)):
+        raise UnderhoodError(else_, remedy="Scale the sequence down.")
+    return array
 
 
 @contextlib.contextmanager
 def _settings(model: AbstractModel) -> Iterator[None]:
-    """The model's precision, and one thread: tiles are small."""
-    with precision_of(model), threads_for(0):
+    """The model's precision, and one thread: tiles are small. What overflows is refused, without warnings before."""
+    with precision_of(model), threads_for(0), np.errstate(all="ignore"):
         yield
 
 
@@ -80,17 +101,17 @@ def _cells(model: Any) -> tuple[AbstractModel, ...]:
     return getattr(model, "cells", (model,))
 
 
-def _layer(model: Any, xs: np.ndarray, layer: int) -> tuple[AbstractModel, np.ndarray]:
+def _layer(model: Any, xs: np.ndarray, layer: Any) -> tuple[AbstractModel, np.ndarray]:
     """One cell of a stack, and its inputs there."""
-    cells = _cells(model)
-    if not (isinstance(layer, int) and 0 <= layer < len(cells)):
+    cells, index = _cells(model), whole_number(layer)
+    if index is None or not 0 <= index < len(cells):
         shown = f"a layer from 0 to {len(cells) - 1}" if len(cells) > 1 else "layer 0, the only one"
         raise UnderhoodError(f"expected {shown}", repr(layer))
     if cells != (model,):
-        xs = np.asarray(model.embedding(jnp.asarray(xs)))
-    for cell in cells[:layer]:
-        xs = np.asarray(cell(xs))
-    return cells[layer], xs
+        xs = _finite(np.asarray(model.embedding(jnp.asarray(xs))))
+    for cell in cells[:index]:
+        xs = _finite(np.asarray(cell(xs)))
+    return cells[index], xs
 
 
 def _shares(model: AbstractModel, xs: np.ndarray, kind: Kind | None) -> tuple[Shares, Kind]:
@@ -105,10 +126,37 @@ def _shares(model: AbstractModel, xs: np.ndarray, kind: Kind | None) -> tuple[Sh
     return _jacobian(model, xs), "jacobian"
 
 
-def _reduced(
-    model: AbstractModel, shares: Shares, outputs: Float[np.ndarray, "t d_out"], kind: Kind, reduce: Reduce
-) -> AttentionMap:
-    length, size = outputs.shape
+class _Rows:
+    """The contributions of a map: kept in an array, or made of its shares. Those hold functions, which no pickle has:
+    there the model makes them again.
+    """
+
+    def __init__(self, model: AbstractModel, xs: np.ndarray, kind: Kind | None) -> None:
+        self.model, self.xs = model, xs
+        self.asked: Kind | None = kind
+        self.made: tuple[Shares, Kind] | None = None
+        self.kept: np.ndarray | None = None
+
+    def shares(self) -> tuple[Shares, Kind]:
+        self.made = self.made or _shares(self.model, self.xs, self.asked)
+        return self.made
+
+    def row(self, t: int) -> Float[np.ndarray, "s d_out"]:
+        if self.kept is not None:
+            return self.kept[t, : t + 1].copy()
+        with _settings(self.model):
+            return self.shares()[0].row(t).T
+
+    def pairs(self, t: int) -> Float[np.ndarray, "r s d_out"]:
+        with _settings(self.model):
+            return self.shares()[0].pairs(t).transpose(1, 2, 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "made": None}
+
+
+def _reduced(source: _Rows, outputs: Float[np.ndarray, "t d_out"], reduce: Reduce) -> AttentionMap:
+    (shares, kind), (length, size) = source.shares(), outputs.shape
     told, steps = shares.own.copy(), np.arange(length)
     kept = np.zeros((length, length, size), outputs.dtype) if outputs.nbytes * length <= KEPT else None
     scores = shares.scores if reduce == "none" else None
@@ -118,12 +166,13 @@ def _reduced(
     weights = np.zeros((maps, length, length), outputs.dtype)
 
     def fill(rows: slice, columns: slice, make: Make) -> tuple[slice, np.ndarray]:
-        block = past.map(make(), rows)
-        if scores is None:
-            weights[:, rows, columns] = _sizes(block, reduce)
-        if kept is not None:
-            kept[rows, columns] = block.transpose(1, 2, 0)
-        return rows, block.sum(axis=2).T
+        with np.errstate(all="ignore"):  # a thread has its own
+            block = past.map(make(), rows)
+            if scores is None:
+                weights[:, rows, columns] = _sizes(block, reduce)
+            if kept is not None:
+                kept[rows, columns] = block.transpose(1, 2, 0)
+            return rows, block.sum(axis=2).T
 
     past = shares.past or NOTHING
     for rows, sums in in_parallel(fill, past.tiles()):
@@ -133,20 +182,13 @@ def _reduced(
     weights[:, steps, steps] = _sizes(shares.own.T, reduce) if scores is None else scores.own.T
     if kept is not None:
         kept[steps, steps] = shares.own
-
-    def row(t: int) -> np.ndarray:
-        if kept is not None:
-            return kept[t, : t + 1]
-        with _settings(model):
-            return shares.row(t).T
-
-    def pairs(t: int) -> np.ndarray:
-        with _settings(model):
-            return shares.pairs(t).transpose(1, 2, 0)
-
+        source.kept = kept
     names = tuple(f"{sort} {index}" for index in range(maps)) if reduce == "none" else ("all",)
     complete = Completeness.of(outputs, told)
-    return AttentionMap(weights, kind, complete, reduce, names, row, None if shares.factors is None else pairs)
+    ends = [weights.min(), weights.max(), np.linalg.norm(outputs), complete]  # sizes are squares, and overflow first
+    _finite(np.array(ends), "the map overflows for these inputs")
+    pairs = None if shares.factors is None else source.pairs
+    return AttentionMap(weights, kind, complete, reduce, names, source.row, pairs)
 
 
 def _sizes(block: np.ndarray, reduce: Reduce) -> np.ndarray:

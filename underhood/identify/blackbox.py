@@ -22,6 +22,7 @@ from underhood.identify.closed_form import DenseAttention, features, least_squar
 from underhood.identify.diagnosis import diagnose_batched
 from underhood.identify.forms import Array
 from underhood.identify.found import DECAYED, LINEAR, NOT, Evidence, Found, Scores
+from underhood.identify.instant import instant_heads, tokens_needed
 from underhood.identify.nearest import nearest_heads
 from underhood.identify.polynomial import Polynomial, distance, of_attention
 from underhood.identify.recover import Heads, head_tensor, key_and_query, recover_heads
@@ -208,7 +209,19 @@ def _found(
 def _heads(candidate: Candidate, share: float, seed: int, *, search: bool) -> tuple[Heads, ...]:
     if isinstance(candidate, FactoredAttention):
         return candidate.search(share) if search and candidate.search else candidate.groups
-    return tuple(recover_heads(tensor, share, seed=seed, search=search) for tensor in candidate.tensors)
+    return tuple(
+        _instant(tensor, share, seed)
+        if search and decay == 0
+        else recover_heads(tensor, share, seed=seed, search=search)
+        for decay, tensor in zip(candidate.decays, candidate.tensors, strict=True)
+    )
+
+
+def _instant(tensor: Float[Array, "d_out d d d"], share: float, seed: int) -> Heads:
+    """Heads of decay 0: T is known only as far as T[x, x, x] shows it, and a search would look for the wrong thing."""
+    xs = np.random.default_rng(seed).standard_normal((tokens_needed(tensor.shape[1]) or HELD_OUT, tensor.shape[1]))
+    ys = np.einsum("oabc,na,nb,nc->no", tensor, xs, xs, xs, optimize=True)
+    return instant_heads(xs, ys, share, seed) or recover_heads(tensor, share, seed=seed, search=False)
 
 
 def _gap(polynomial: Polynomial | None, against: LinearAttention | None) -> float | None:

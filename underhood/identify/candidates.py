@@ -17,7 +17,8 @@ from underhood.identify.chosen import ChosenInputs
 from underhood.identify.closed_form import MOST_ROWS, DenseAttention, fit_dense, unknowns
 from underhood.identify.compressed import compress
 from underhood.identify.factors import factored
-from underhood.identify.forms import Array
+from underhood.identify.forms import Array, is_strictly_causal
+from underhood.identify.instant import instant_heads, tokens_needed
 from underhood.identify.nearest import attend, nearest_heads
 from underhood.identify.recover import Heads
 
@@ -41,6 +42,8 @@ class FactoredAttention:
     search: Callable[[float], tuple[Heads, ...]] | None = None  # fewer heads, for a tolerance
 
     def __call__(self, xs: Float[Array, "b t d"]) -> Float[Array, "b t d_out"]:
+        if not self.groups:
+            return np.zeros((*xs.shape[:2], 1))
         counts = [one.count for one in self.groups]
         values, key_query = (
             np.concatenate([getattr(one, name) for one in self.groups]) for name in ("values", "key_query")
@@ -88,13 +91,36 @@ class Search:
         yield fit_dense(*self.draw(most), (1.0,))
 
     def _by_choice(self) -> Iterator[Candidate]:
+        known: dict[tuple[float, ...], list[FactoredAttention]] = {(): [FactoredAttention((), ())]}
         for decays in self._decays():
-            if 0.0 in decays:
-                continue  # what an input adds at its own step is no product of small matrices
-            yield from self._in_factors(decays)
+            if decays[-1] == 0.0:
+                yield from self._with_instant(known[decays[:-1]])
+            else:
+                known[decays] = []
+                for one in self._in_factors(decays):
+                    known[decays].append(one)
+                    yield one
         yield self._nearest()
 
-    def _in_factors(self, decays: tuple[float, ...]) -> Iterator[Candidate]:
+    def _with_instant(self, others: list[FactoredAttention]) -> Iterator[FactoredAttention]:
+        """The same beside heads of decay 0: what is left of sequences of one step, if it is a cubic form."""
+        count = tokens_needed(self.d)
+        if count is None:
+            return
+        xs = self.chosen.normal(count, 0.5)[:, None]
+        try:
+            ys, twice = self.chosen.call(xs), self.chosen.call(2 * xs[:CHECKED])
+        except UnderhoodError:
+            return  # it takes no sequences of one step
+        if not np.allclose(twice, 8 * ys[:CHECKED], rtol=0, atol=1e-3 * np.abs(twice).max()):
+            return
+        for one in others:
+            left = (ys - one(xs))[:, 0]
+            heads = instant_heads(xs[:, 0], left, self.settings.tolerance, self.settings.seed)
+            if heads is not None:
+                yield FactoredAttention((*one.decays, 0.0), (*one.groups, heads))
+
+    def _in_factors(self, decays: tuple[float, ...]) -> Iterator[FactoredAttention]:
         try:
             split = [
                 FactoredAttention(decays, tuple(one)) for one in factored(self.chosen, decays, self.settings.watch)
@@ -120,7 +146,8 @@ class Search:
             found = {}
         found = {decays: None for decays in found if decays not in ((), (1.0,))}
         yield from found
-        yield from ((*decays, 0.0) for decays in ((), *found, (1.0,)))
+        if not is_strictly_causal(self.held[1], self.settings.tolerance):
+            yield from ((*decays, 0.0) for decays in ((), *found, (1.0,)))
 
     def _error(self, candidate: Candidate) -> float:
         xs, ys = (one[:CHECKED] for one in self.held)

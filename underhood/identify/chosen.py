@@ -44,13 +44,16 @@ class ChosenInputs:
     def decays(self, noise: float) -> tuple[float, ...]:
         """The decays of a sum of exponentials, from the subspace of its samples; none if it is not such a sum.
 
-        Samples D_k = Σ_g decay_g^k c_g span as many dimensions as there are decays, and moving on by one step is
-        a linear map in them, whose eigenvalues the decays are. Decay 0 leaves no trace here.
+        Samples D_k = Σ_g decay_g^k c_g, with those of the next steps beside them (c_g may all point the same way), span
+        as many dimensions as there are decays, and moving on by one step is a linear map in them, whose eigenvalues
+        the decays are. Decay 0 leaves no trace here.
         """
         samples, largest = self._after_one
-        left, singular, _ = np.linalg.svd(samples, full_matrices=False)
+        beside = max(1, min(MOST_DECAYS, len(samples) // 2))
+        windows = [samples[first : len(samples) - beside + 1 + first] for first in range(beside)]
+        left, singular, _ = np.linalg.svd(np.hstack(windows), full_matrices=False)
         count = int((singular > noise * max(largest, singular.max(initial=0.0))).sum())
-        if not 0 < count <= min(MOST_DECAYS, self.length - 2):
+        if not 0 < count <= min(MOST_DECAYS, len(left) - 1):
             return ()
         vectors = left[:, :count] * singular[:count]
         step = np.linalg.lstsq(vectors[:-1], vectors[1:], rcond=None)[0]

@@ -78,7 +78,7 @@ def factored(
     start = chosen.normal(1, 0.5)
     generic = chosen.responses(start, decays)[:, 0]
     levels = dict.fromkeys(tuple(_ranks(one, noise) for one in generic) for noise in NOISE)
-    levels = {counts: None for counts in levels if max(counts) <= min(MOST_HEADS, chosen.d)}
+    levels = {counts: None for counts in levels if min(counts) > 0 and max(counts) <= min(MOST_HEADS, chosen.d)}
     if not levels:
         return
     most = np.max(list(levels), axis=0)
@@ -88,8 +88,9 @@ def factored(
 
 
 def _ranks(theta: Array, noise: float) -> int:
+    """As many as there are heads; none where an input adds nothing to later outputs."""
     singular = np.linalg.svd(theta, compute_uv=False)
-    return max(1, int((singular > noise * singular[0]).sum()))
+    return int((singular > noise * singular[0]).sum())
 
 
 def _projected(

@@ -137,3 +137,13 @@ def _array(values: Any) -> Array:
             "Check the file or the training run it came from.",
         )
     return array
+
+
+def is_strictly_causal(ys: Float[Array, "b t d_out"], tolerance: float) -> bool:
+    """Whether the first output is zero whatever the input: each step attends to those before it, not to itself.
+
+    A head of decay 0 can take the step's own share back, so that this is a sum of heads. Nobody would call it attention
+    that fades: it is told as what it is.
+    """
+    size = np.sqrt(np.mean(ys**2))
+    return bool(size > 0 and np.sqrt(np.mean(ys[:, 0] ** 2)) <= tolerance * size)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 from jaxtyping import Float
@@ -13,6 +14,14 @@ from underhood.errors import UnderhoodError
 
 Kind = Literal["exact", "frozen", "jacobian"]
 Reduce = Literal["norm", "sum", "none"]
+
+
+def whole_number(value: Any) -> int | None:
+    """As an int, where it is one of Python's or NumPy's; a bool is none."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 class Completeness(float):
@@ -52,12 +61,12 @@ class AttentionMap:
     source: Callable[[int], Float[np.ndarray, "s d_out"]] | None = field(default=None, repr=False, compare=False)
     pair_source: Callable[[int], Float[np.ndarray, "r s d_out"]] | None = field(default=None, repr=False, compare=False)
 
-    def contributions(self, t: int) -> Float[np.ndarray, "s d_out"]:
+    def contributions(self, t: SupportsIndex) -> Float[np.ndarray, "s d_out"]:
         """c[t, s] for s = 0 … t: the vectors that add up to output t."""
         assert self.source is not None
         return self.source(self._step(t))
 
-    def pairs(self, t: int) -> Float[np.ndarray, "r s d_out"]:
+    def pairs(self, t: SupportsIndex) -> Float[np.ndarray, "r s d_out"]:
         """What step r in one factor and step s in the other give to output t, where it is a product of two readings
         of the past, as in the gated RNN of Eq. 2: they add up to it. r, s < t are memory times memory.
         """
@@ -65,11 +74,11 @@ class AttentionMap:
             raise UnderhoodError("the output is no product of two readings of the past", remedy="Use contributions.")
         return self.pair_source(self._step(t))
 
-    def _step(self, t: int) -> int:
-        length = self.weights.shape[1]
-        if not -length <= t < length:
-            raise UnderhoodError(f"expected a step from 0 to {length - 1}", t)
-        return t % length
+    def _step(self, t: Any) -> int:
+        length, step = self.weights.shape[1], whole_number(t)
+        if step is None or not -length <= step < length:
+            raise UnderhoodError(f"expected a step from 0 to {length - 1}", repr(t))
+        return step % length
 
 
 class MapComparison(NamedTuple):
@@ -83,6 +92,9 @@ class MapComparison(NamedTuple):
 
 def compare_maps(one: AttentionMap, other: AttentionMap) -> MapComparison:
     """A map beside a reference, such as that of a trained network beside the attention that it implements."""
+    for map_ in (one, other):
+        if not isinstance(map_, AttentionMap):
+            raise UnderhoodError("expected two attention maps", type(map_).__name__, "Use uh.attention_map(model, xs).")
     if one.weights.shape != other.weights.shape or one.reduce != other.reduce:
         shown = " and ".join(f"{map_.weights.shape} by {map_.reduce}" for map_ in (one, other))
         raise UnderhoodError("expected two maps of the same shape and reduction", shown)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from underhood.algebra.quadratic import Array, append_one, decayed_sums, pair_products
-from underhood.identify.forms import Reading
+from underhood.identify.forms import Reading, is_strictly_causal
 from underhood.identify.merge import Terms, concatenate
 from underhood.identify.neurons import contributions
 
@@ -73,7 +73,7 @@ def find_structure(reading: Reading, tolerance: float | None = None) -> Structur
     ys = reading(xs)
     signal = float(np.sqrt(np.mean(ys**2)))
     best: Structure | None = None
-    for memory_of, decays in _candidates(reading, xs):
+    for memory_of, decays in _candidates(reading, xs, ys):
         found = _split(reading, xs, ys, signal, memory_of, decays, tolerance)
         if best is None or found.deviation < 0.5 * best.deviation:
             best = found
@@ -95,7 +95,7 @@ def attention_terms(reading: Reading, memory: Array, forget: Array) -> Terms:
     return concatenate([Terms(columns, left_memory, right_query), Terms(columns, right_memory, left_query)])
 
 
-def _candidates(reading: Reading, xs: Array) -> list[_Candidate]:
+def _candidates(reading: Reading, xs: Array, ys: Array) -> list[_Candidate]:
     """Assignments of neurons to decays (−1: forget), the simplest first."""
     lambda_ = np.real(reading.lambda_)
     weight = contributions(reading, xs[:4])
@@ -115,7 +115,7 @@ def _candidates(reading: Reading, xs: Array) -> list[_Candidate]:
         several = np.where(lambda_ < values.min() / 2, -1, nearest)
         means = tuple(float(lambda_[relevant][index == g].mean()) for g in range(len(values)))
         found.append((several, means))
-    return found + _with_instant(reading, found, matters)
+    return found if is_strictly_causal(ys, EXACT_TOLERANCE) else found + _with_instant(reading, found, matters)
 
 
 def _with_instant(reading: Reading, candidates: list[_Candidate], matters: Array) -> list[_Candidate]:
