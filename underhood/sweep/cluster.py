@@ -63,7 +63,7 @@ def run_on_cluster(
             if unreachable is None:
                 unreachable = now
                 warn(f"the scheduler at {address} is gone; {len(waiting)} jobs wait for it to come back")
-            if now - unreachable > patience:
+            if now - unreachable >= patience:
                 raise UnderhoodError(
                     f"no dask scheduler answers at {address}: "
                     + (str(error).splitlines()[0] if str(error) else type(error).__name__),
