@@ -61,11 +61,11 @@ def damaged(files: Files, random: Random) -> tuple[Files, int, str]:
     elif way == "fields":
         change = random.choice(
             [
-                {"model_type": "llama"},
+                {"model_type": random.choice(["llama", [], {}])},
                 {"dance": 3},
                 {"hidden_act": "mish"},
-                {"num_hidden_layers": 10**9},
-                {"hidden_size": 3},
+                {"num_hidden_layers": random.choice([10**9, 0])},
+                {random.choice(_sizes(files)): random.choice([3, "4", [], None, 10**400])},
             ]
         )
         files[CONFIG] = json.dumps({**json.loads(files[CONFIG]), **change}).encode()
@@ -78,10 +78,15 @@ def damaged(files: Files, random: Random) -> tuple[Files, int, str]:
     else:
         places = json.loads(files[INDEX])["weight_map"]
         places[random.choice(list(places))] = random.choice(
-            ["../1.safetensors", "/etc/passwd", "3.safetensors", "", "."]
+            ["../1.safetensors", "/etc/passwd", "3.safetensors", "", ".", "a" * 5000]
         )
         files[INDEX] = json.dumps({"weight_map": places}).encode()
     return files, layer, way
+
+
+def _sizes(files: Files) -> list[str]:
+    """The settings of config.json that must fit the tensors."""
+    return [name for name, value in json.loads(files[CONFIG]).items() if isinstance(value, int)]
 
 
 def written(files: Files, folder: Path) -> Path:

@@ -126,6 +126,23 @@ def test_a_checkpoint_names_the_entry_to_choose(tmp_path, monkeypatch, capsys):
     assert "--part net.encoder" in capsys.readouterr().err
 
 
+def test_a_file_or_a_folder_says_its_kind_itself(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    uh.save(uh.make_model("gated-rnn", 3, hidden=4), "rnn")
+    assert main(["export", "rnn", "--to", "torch", "--out", "w.safetensors"]) == 0
+    assert main(["import", "w.safetensors", "--out", "back"]) == 0
+    xs = np.ones((5, 3))
+    assert np.array_equal(uh.load("back")(xs), uh.load("rnn")(xs))
+    capsys.readouterr()
+    safetensors.torch.save_file(torch.nn.LSTM(2, 3).state_dict(), "w")
+    assert main(["import", "w", "--out", "new"]) == 2
+    assert "w does not say what its weights are. Use --kind, one of" in capsys.readouterr().err
+    (tmp_path / "folder").mkdir()
+    for flag, value in {"kind": "mamba", "part": "foo", "heads": "2", "embedding": "e", "readout": "r"}.items():
+        assert main(["import", "folder", "--layer", "1", f"--{flag}", value, "--out", "new"]) == 2
+        assert f"--{flag} is for files" in capsys.readouterr().err
+
+
 def test_explore_begins_with_a_sequence_of_ones_own(tmp_path, capsys):
     uh.save(uh.make_model("gated-rnn", 2, hidden=3), tmp_path / "rnn")
     np.save(tmp_path / "xs.npy", np.array([[0.125, -7.5], [3.0625, 1.0]]))

@@ -1,6 +1,7 @@
 """Layers of checkpoint folders that transformers itself wrote, whole and sharded; and folders that are broken."""
 
 import copy
+import inspect
 import json
 
 import numpy as np
@@ -15,6 +16,7 @@ from underhood.interop.bridges import from_module
 from underhood.interop.pretrained import INDEX, from_pretrained
 
 FLOAT32 = 2e-5
+unchecked = inspect.unwrap(from_pretrained)  # as users have it; here, jaxtyping refuses arguments of other types
 
 
 def mamba():
@@ -87,7 +89,7 @@ def test_shards_and_bfloat16_are_read(saved, tmp_path):
 
 
 def test_the_attention_layer_of_recurrent_gemma_is_refused(saved):
-    with pytest.raises(UnderhoodError, match=r"layer 2 of .* is no RecurrentGemmaRecurrentBlock: no tensor linear_x"):
+    with pytest.raises(UnderhoodError, match=r"layer 2 of .* is no RecurrentGemmaRecurrentBlock\. These are: 0, 1\."):
         from_pretrained(saved["recurrent_gemma"][1], 2)
 
 
@@ -101,10 +103,10 @@ def copied(saved, tmp_path, **changes):
     return folder
 
 
-@pytest.mark.parametrize("layer", [-1, 3, 10**9])
-def test_layers_out_of_range_are_refused(saved, layer):
+@pytest.mark.parametrize("layer", [-1, 3, 10**9, True, 1.0, "1", None, np.arange(2)])
+def test_layers_that_are_none_are_refused(saved, layer):
     with pytest.raises(UnderhoodError, match="expected a layer from 0 to 2; got"):
-        from_pretrained(saved["mamba"][1], layer)
+        unchecked(saved["mamba"][1], layer)
 
 
 @pytest.mark.parametrize(
@@ -112,9 +114,12 @@ def test_layers_out_of_range_are_refused(saved, layer):
     [
         ({"model_type": "llama"}, "no bridge for the model type 'llama'"),
         ({"model_type": None}, "no bridge for the model type None"),
+        ({"model_type": []}, r"no bridge for the model type \[\]"),
+        ({"model_type": {}}, "no bridge for the model type {}"),
+        ({"num_hidden_layers": 0}, "has no layers: num_hidden_layers is 0"),
         ({"sliding_dance": 3}, "unknown field 'sliding_dance'"),
         ({"num_hidden_layers": "three"}, "whole number num_hidden_layers; got 'three'"),
-        ({"hidden_size": 13}, "expected hidden_size 12, as layer 0 has it; got 13"),
+        ({"hidden_size": 13}, "expected hidden_size 12, as layer 0 has it with the other settings; got 13"),
         ({"hidden_act": "mish"}, "expected the setting hidden_act to be 'silu' or 'swish'; got 'mish'"),
     ],
 )
@@ -129,11 +134,14 @@ def test_broken_folders_are_refused_in_one_line(saved, tmp_path):
 
     def says(text, path=folder):
         with pytest.raises(UnderhoodError, match=text) as caught:
-            from_pretrained(path)
+            unchecked(path)
         assert "\n" not in str(caught.value)
 
     says("no such folder", tmp_path / "nowhere")
     says("no such folder", folder / "config.json")
+    says("no such folder", "a" * 5000)
+    says("expected the path of a checkpoint's folder; got NoneType", None)
+    says("expected the path of a checkpoint's folder; got int", 3)
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     says("no whole safetensors file")
@@ -141,6 +149,10 @@ def test_broken_folders_are_refused_in_one_line(saved, tmp_path):
     says("no model.safetensors and no model.safetensors.index.json")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"backbone.layers.0.mixer.D": "../elsewhere.safetensors"}}))
     says("expected the name of a file beside it; got ../elsewhere")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"backbone.layers.0.mixer.D": "a" * 5000}}))
+    says("expected the name of a file beside it; got aaaa")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"backbone.embeddings.weight": "a.safetensors"}}))
+    says("no layer of .* is a MambaMixer: no tensor backbone.layers.0.mixer.A_log")
     (folder / INDEX).write_text(json.dumps({"weight_map": ["D"]}))
     says("expected a weight_map")
     (folder / "config.json").write_text("{not json")
@@ -165,5 +177,5 @@ def test_tensors_of_another_shape_are_refused(saved, tmp_path):
 
 def test_it_is_what_the_module_itself_gives(saved):
     model, folder = saved["mamba"]
-    one, other = from_pretrained(folder, 2), from_module(model.backbone.layers[2].mixer)
+    one, other = from_pretrained(folder, np.int64(2)), from_module(model.backbone.layers[2].mixer)
     np.testing.assert_array_equal(one.a_log, other.a_log)

@@ -14,6 +14,8 @@ from underhood.errors import UnderhoodError
 if TYPE_CHECKING:
     from underhood.model import AbstractModel
 
+OF_FILES = ("kind", "part", "heads", "embedding", "readout")  # flags that say what a file does not
+
 
 @dataclasses.dataclass(frozen=True)
 class Import:
@@ -30,7 +32,8 @@ class Import:
     out: Path
     """File to write (safetensors)."""
     kind: str | None = None
-    """Kind of the model in a file, such as lstm or gru (torch's), gated-rnn or attention; an unknown name lists all."""
+    """Kind of the model in a file, such as lstm or gru (torch's), gated-rnn or attention; an unknown name lists all.
+    What `underhood export` wrote says it itself."""
     layer: int | None = None
     """Layer of a checkpoint folder, from 0 on."""
     part: str = ""
@@ -52,8 +55,8 @@ class Import:
 
         require_outputs((self.out, MODEL), inputs=(self.weights,), force=self.force)
         model = self._of_folder() if self.weights.is_dir() else self._of_file()
-        chosen = {"kind": self.kind} if self.layer is None else {"layer": self.layer}
-        save(model, self.out, provenance={"command": "import", "weights": self.weights.name, **chosen})
+        said = {name: getattr(self, name) for name in ("kind", "layer") if getattr(self, name) is not None}
+        save(model, self.out, provenance={"command": "import", "weights": self.weights.name, **said})
         payload = {"kind": model.kind, **sizes_of(model), "out": str(self.out)}
         print_json(payload) if self.json else print_table(f"{self.weights.name} → {model.kind}", payload)
         return DONE
@@ -61,21 +64,19 @@ class Import:
     def _of_folder(self) -> AbstractModel:
         from underhood.interop.pretrained import from_pretrained
 
-        if self.kind is not None:
-            raise UnderhoodError("--kind is for files: config.json of a folder names its kind", remedy="Leave it out.")
+        for name in OF_FILES:
+            if getattr(self, name) != getattr(type(self), name):
+                what = f"--{name} is for files: config.json of a folder says what its layers are"
+                raise UnderhoodError(what, remedy="Leave it out.")
         if self.layer is None:
             raise UnderhoodError(f"{self.weights} is a folder of many layers", remedy="Use --layer 0.")
         return from_pretrained(self.weights, self.layer)
 
     def _of_file(self) -> AbstractModel:
-        from underhood.interop.torch_import import import_model, kinds
+        from underhood.interop.torch_import import import_model
 
         if self.layer is not None:
             raise UnderhoodError(
                 "expected a checkpoint folder with --layer", f"the file {self.weights}", "Leave it out."
             )
-        if self.kind is None:
-            remedy = f"Use --kind, one of {', '.join(kinds())}."
-            raise UnderhoodError("a file of weights does not say what they are", remedy=remedy)
-        options = {name: getattr(self, name) for name in ("part", "heads", "embedding", "readout")}
-        return import_model(self.weights, self.kind, **options)
+        return import_model(self.weights, **{name: getattr(self, name) for name in OF_FILES})

@@ -34,7 +34,10 @@ class Bridge:
     public: str
     """Qualified name, "transformers.models.mamba.modeling_mamba.MambaMixer"."""
     read: Callable[[Tensors, Settings], Any]
-    """Tensors under the public names, and settings, to a cell; settings may say more than is needed."""
+    """Tensors under the public names, and settings, to a cell; settings may say more than is needed.
+
+    What the shapes do not tell must be among the settings (`needed`): a guess would be another function.
+    """
     write: Callable[[Any], tuple[dict[str, Any], Tensors]]
     """A cell to settings and tensors."""
     build: Callable[[Settings], Any]
@@ -46,9 +49,18 @@ class Bridge:
     model_type: str | None = None
     """What config.json of a checkpoint calls the model."""
     prefix: str = ""
-    """Where a checkpoint keeps one layer's tensors, "backbone.layers.{layer}.mixer."."""
+    """Where a checkpoint keeps one layer's tensors, "backbone.layers.{layer}.mixer."; in base models, "layers.…"."""
+    mark: str = ""
+    """A tensor that only layers of this class have, "A_log"."""
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What the settings that `write` gives are where config.json has none: a value, or a function of the others."""
     fields: frozenset[str] = frozenset()
     """All fields that config.json of such a model may have, beside those that every model has."""
+
+    @property
+    def name(self) -> str:
+        """ "MambaMixer"."""
+        return self.public.rpartition(".")[2]
 
 
 BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.interop.diagonal_bridges", "underhood.interop.memory_bridges")
@@ -132,6 +144,38 @@ def take(tensors: Tensors, names: Mapping[str, tuple[int | None, ...]], optional
             shape = ", ".join("any" if size is None else str(size) for size in wanted)
             raise UnderhoodError(f"expected {name} of shape ({shape})", f"shape {tensor.shape}")
     return dict(tensors)
+
+
+def needed(settings: Settings, name: str) -> Any:
+    """A setting that the shapes of the tensors do not tell."""
+    if name not in settings:
+        remedy = (
+            "Import its checkpoint folder (config.json) with --layer, or the module: uh.save(uh.from_torch(m), FILE)."
+        )
+        raise UnderhoodError(f"these tensors do not tell {name}, and nothing beside them does", remedy=remedy)
+    return settings[name]
+
+
+def whole(settings: Settings, name: str) -> int:
+    """A setting that must be a whole number from 1 on."""
+    value = needed(settings, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UnderhoodError(f"expected a whole number {name} from 1 on", repr(value))
+    return value
+
+
+def positive(settings: Settings, name: str) -> float:
+    """A setting that must be a positive number, of a size that any arithmetic holds."""
+    value = needed(settings, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise UnderhoodError(f"expected a positive number {name}", repr(value))
+    return float(value)
+
+
+def expand_to(channels: int, inputs: int, settings: Settings) -> None:
+    """The setting expand, where it is given, makes these channels of the inputs."""
+    if "expand" in settings and int(positive(settings, "expand") * inputs) != channels:
+        raise UnderhoodError(f"expected expand to make {channels} channels of {inputs}", settings["expand"])
 
 
 def expect(settings: Settings, **values: tuple[Any, ...]) -> None:

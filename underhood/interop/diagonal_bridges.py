@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from underhood.cells import BlockGate, Convolution, Griffin, Linear, Mamba, MinG
 from underhood.cells.linear import densified
 from underhood.errors import UnderhoodError
 from underhood.extras import require
-from underhood.interop.bridges import Settings, bridge, expect, take
+from underhood.interop.bridges import Settings, bridge, expand_to, expect, needed, positive, take, whole
 from underhood.interop.state_dict import Tensors
 
 # What config.json may say of such a model, in this version of transformers and in earlier ones.
@@ -50,6 +51,7 @@ def _read_mamba(tensors: Tensors, settings: Settings) -> Mamba:
         "out_proj.bias": (None,),
     }
     given = take(tensors, names, optional=("conv1d.bias", "in_proj.bias", "out_proj.bias"))
+    expand_to(len(given["A_log"]), given["in_proj.weight"].shape[1], settings)
     return Mamba(
         in_proj=given["in_proj.weight"],
         conv1d=Convolution(given["conv1d.weight"][:, 0], given.get("conv1d.bias")),
@@ -118,6 +120,10 @@ def _build_mambapy(settings: Settings) -> Any:
     return public.MambaBlock(config)
 
 
+def _expanded(settings: Settings) -> int:
+    return int(positive({"expand": 2, **settings}, "expand") * whole(settings, "hidden_size"))
+
+
 _MAMBA = {"kind": Mamba.kind, "read": _read_mamba, "write": _write_mamba}
 
 bridge(
@@ -127,6 +133,16 @@ bridge(
     describe=lambda module: {"hidden_act": module.activation},
     model_type="mamba",
     prefix="backbone.layers.{layer}.mixer.",
+    mark="A_log",
+    defaults={
+        "hidden_size": 768,
+        "intermediate_size": _expanded,
+        "state_size": 16,
+        "conv_kernel": 4,
+        "time_step_rank": lambda settings: math.ceil(whole(settings, "hidden_size") / 16),
+        "use_bias": False,
+        "use_conv_bias": True,
+    },
     fields=frozenset(_MAMBA_FIELDS.split()),
 )
 bridge(
@@ -153,7 +169,7 @@ def _read_griffin(tensors: Tensors, settings: Settings) -> Griffin:
         recurrent_gate=BlockGate(given["rg_lru.recurrent_gate_weight"], given["rg_lru.recurrent_gate_bias"]),
         recurrent_param=given["rg_lru.recurrent_param"],
         linear_out=Linear(given["linear_out.weight"], given["linear_out.bias"]),
-        activation=settings.get("hidden_activation", "gelu_pytorch_tanh"),
+        activation=needed(settings, "hidden_activation"),
     )
 
 
@@ -208,6 +224,14 @@ bridge(
     run=_run_griffin,
     model_type="recurrent_gemma",
     prefix="model.layers.{layer}.temporal_block.",
+    mark="rg_lru.recurrent_param",
+    defaults={
+        "hidden_size": 2560,
+        "lru_width": lambda settings: settings["hidden_size"],
+        "num_attention_heads": 10,
+        "conv1d_width": 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
     fields=frozenset(_GRIFFIN_FIELDS.split()),
 )
 

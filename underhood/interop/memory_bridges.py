@@ -13,7 +13,7 @@ import numpy as np
 
 from underhood.cells import MLSTM, GatedDeltaNet, Mamba2
 from underhood.errors import UnderhoodError
-from underhood.interop.bridges import Settings, bridge, expect, take
+from underhood.interop.bridges import Settings, bridge, expand_to, expect, needed, positive, take, whole
 from underhood.interop.diagonal_bridges import public_module, require_square
 from underhood.interop.state_dict import Tensors
 from underhood.storage.files import from_tensors, to_tensors
@@ -33,6 +33,7 @@ num_experts_per_tok num_experts norm_topk_prob output_router_logits router_aux_l
 full_attention_interval
 """
 CONTEXT = 2048  # steps: xlstm's layer takes no longer sequences than it is built for
+HUGE = 1e30  # a step that no layer takes
 LEAST_WIDTH = 2  # a convolution of width 1 comes out empty in xlstm
 
 Shape = tuple[int | None, ...]
@@ -102,42 +103,35 @@ def _tensors(cell: Any, names: Mapping[str, Shape], biases: tuple[str, ...] = ()
     return {name: tensor[:, None] if names[name] == _KERNEL else tensor for name, tensor in found.items()}
 
 
-def _norm(settings: Settings, name: str, default: float, **more: Any) -> dict[str, Any]:
-    eps = settings.get(name, default)
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not eps > 0:
-        raise UnderhoodError(f"expected a positive number {name}", repr(eps))
-    return {"kind": "norm", "eps": float(eps), **more}
-
-
-def _heads(settings: Settings, name: str, default: int) -> int:
-    heads = settings.get(name, default)
-    if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
-        raise UnderhoodError(f"expected a whole number {name} from 1 on", repr(heads))
-    return heads
+def _norm(settings: Settings, name: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "norm", "eps": positive(settings, name), **more}
 
 
 def _read_mamba2(tensors: Tensors, settings: Settings) -> Mamba2:
     expect(settings, hidden_act=("silu", "swish"), rms_norm=(True,), norm_before_gate=(False,))
-    least, most = _limits(settings.get("time_step_limit", (0.0, np.inf)))
-    return _cell(
+    groups, (least, most) = whole(settings, "n_groups"), _limits(needed(settings, "time_step_limit"))
+    cell = _cell(
         Mamba2.kind,
         tensors,
         _MAMBA2,
         (*_MAMBA2_BIASES, "conv1d.bias"),
-        norm=_norm(settings, "layer_norm_epsilon", 1e-5),
-        groups=_heads(settings, "n_groups", 8),
+        norm=_norm(settings, "layer_norm_epsilon"),
+        groups=groups,
         least_step=least,
         most_step=most if np.isfinite(most) else None,
     )
+    expand_to(cell.out_proj.columns, cell.d, settings)
+    return cell
 
 
 def _limits(value: Any) -> tuple[float, float]:
     """JSON has no infinity: transformers writes {"__float__": "Infinity"}."""
-    try:
-        least, most = (float(one["__float__"] if isinstance(one, dict) else one) for one in value)
-    except (TypeError, ValueError, KeyError):
-        raise UnderhoodError("expected two numbers time_step_limit", repr(value)) from None
-    return least, most
+    pair = value if isinstance(value, list | tuple) and len(value) == 2 else ()
+    ends = [np.inf if one == {"__float__": "Infinity"} else one for one in pair]
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in ends)
+    if not ends or not numbers or not -HUGE < ends[0] <= min(ends[1], HUGE):  # a NaN compares as false
+        raise UnderhoodError("expected two numbers time_step_limit, the smaller one first", repr(value))
+    return float(ends[0]), float(ends[1]) if ends[1] < HUGE else np.inf
 
 
 def _write_mamba2(cell: Mamba2) -> tuple[dict[str, Any], Tensors]:
@@ -185,13 +179,26 @@ bridge(
     },
     model_type="mamba2",
     prefix="backbone.layers.{layer}.mixer.",
+    mark="A_log",
+    defaults={
+        "hidden_size": 4096,
+        "num_heads": 128,
+        "head_dim": 64,
+        "state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "layer_norm_epsilon": 1e-5,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_limit": (0.0, np.inf),
+    },
     fields=frozenset(_MAMBA2_FIELDS.split()),
 )
 
 
 def _read_deltanet(tensors: Tensors, settings: Settings) -> GatedDeltaNet:
     expect(settings, hidden_act=("silu", "swish"))
-    norm, heads = _norm(settings, "rms_norm_eps", 1e-6), _heads(settings, "linear_num_key_heads", 16)
+    heads, norm = whole(settings, "linear_num_key_heads"), _norm(settings, "rms_norm_eps")
     return _cell(GatedDeltaNet.kind, tensors, _DELTANET, (), norm=norm, key_heads=heads)
 
 
@@ -228,6 +235,16 @@ bridge(
     },
     model_type="qwen3_next",
     prefix="model.layers.{layer}.linear_attn.",
+    mark="A_log",
+    defaults={
+        "hidden_size": 2048,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "rms_norm_eps": 1e-6,
+    },
     fields=frozenset(_QWEN3_NEXT_FIELDS.split()),
 )
 
@@ -236,7 +253,7 @@ def _read_mlstm(tensors: Tensors, settings: Settings) -> MLSTM:
     # xlstm keeps the norm's weights as what they are above 1.
     outnorm = "mlstm_cell.outnorm.weight"
     tensors = {name: 1 + tensor if name == outnorm else tensor for name, tensor in tensors.items()}
-    norm = _norm(settings, "norm_eps", 1e-5, centred=True)
+    norm = _norm({"norm_eps": 1e-5, **settings}, "norm_eps", centred=True)  # which xlstm has no setting for
     return _cell(MLSTM.kind, tensors, _MLSTM, _MLSTM_BIASES, outnorm=norm)
 
 

@@ -6,20 +6,24 @@ nothing is unpickled, and torch and transformers are not needed.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import operator
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
-import numpy as np
 import safetensors
 
 from underhood.errors import UnderhoodError
 from underhood.interop.bridges import BRIDGES, Bridge
 from underhood.interop.state_dict import Tensors, as_float
-from underhood.storage.atomic import read_bytes
+from underhood.storage.atomic import read_bytes, special_file
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+LONGEST_NAME = 200  # of a file
 # What config.json has for every model, in this version of transformers and in earlier ones.
 GENERAL = """
 model_type architectures dtype torch_dtype transformers_version _name_or_path _attn_implementation attribute_map
@@ -34,41 +38,75 @@ forced_eos_token_id remove_invalid_values exponential_decay_length_penalty tf_le
 """
 
 
-def from_pretrained(folder: str | os.PathLike[str], layer: int = 0) -> Any:
+def from_pretrained(folder: str | os.PathLike[str], layer: SupportsIndex = 0) -> Any:
     """The mixer of one layer of a checkpoint, as a cell of ours, in float32 (or float64, if it is stored so).
 
     `folder`: a local checkpoint in transformers' format, config.json and safetensors, in shards or not; no code in it
     is run. `layer`: which layer, from 0 on.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UnderhoodError(f"no such folder: {folder}", remedy="Give a checkpoint's folder, not a file or a name.")
+    folder = _folder(folder)
     config = _json_object(folder / CONFIG)
     bridge = _bridge(folder / CONFIG, config)
-    layers = config.get("num_hidden_layers", config.get("n_layer"))
+    number = _layer(layer, config.get("num_hidden_layers", config.get("n_layer")), folder)
+    tensors = _layer_tensors(folder, bridge, number)
+    try:
+        settings = _settings(bridge, config)
+        cell = bridge.read(tensors, settings)
+        told, needed = bridge.write(cell)
+    except UnderhoodError as error:
+        what = f"layer {number} of {folder} is no {bridge.name}: {error.rule}"
+        raise UnderhoodError(what, error.got, error.remedy) from None
+    # What the tensors say, against config.json: sizes and flags, for other settings are config.json's own.
+    for name, value in told.items():
+        if isinstance(value, int) and (type(settings[name]), settings[name]) != (type(value), value):
+            rule = f"{folder / CONFIG}: expected {name} {value}, as layer {number} has it with the other settings"
+            remedy = "Take the config.json that was saved with these tensors."
+            raise UnderhoodError(rule, repr(settings[name]), remedy)
+    missing = sorted(needed.keys() - tensors.keys())
+    if missing:
+        raise UnderhoodError(f"layer {number} of {folder} is no {bridge.name}: no tensor {missing[0]}")
+    return cell
+
+
+def _folder(folder: Any) -> Path:
+    try:
+        path = Path(folder)
+    except TypeError:
+        raise UnderhoodError("expected the path of a checkpoint's folder", type(folder).__name__) from None
+    if special_file(path) != "a folder":
+        raise UnderhoodError(f"no such folder: {path}", remedy="Give a checkpoint's folder, not a file or a name.")
+    return path
+
+
+def _layer(layer: Any, layers: Any, folder: Path) -> int:
     if not isinstance(layers, int) or isinstance(layers, bool):
         raise UnderhoodError(f"{folder / CONFIG}: expected a whole number num_hidden_layers", repr(layers))
-    if not isinstance(layer, int) or not 0 <= layer < layers:
-        raise UnderhoodError(f"expected a layer from 0 to {layers - 1}", layer)
-    tensors = _layer_tensors(folder, bridge.prefix.format(layer=layer))
+    if layers < 1:
+        raise UnderhoodError(f"{folder} has no layers: num_hidden_layers is {layers}")
     try:
-        cell = bridge.read(tensors, config)
-    except UnderhoodError as error:
-        what = f"layer {layer} of {folder} is no {bridge.public.rsplit('.', 1)[1]}: {error.rule}"
-        raise UnderhoodError(what, error.got, error.remedy) from None
-    if config.get("hidden_size", cell.d) != cell.d:
-        raise UnderhoodError(
-            f"{folder / CONFIG}: expected hidden_size {cell.d}, as layer {layer} has it", config["hidden_size"]
-        )
-    return cell
+        number = -1 if isinstance(layer, bool) else operator.index(layer)
+    except TypeError:
+        number = -1
+    if not 0 <= number < layers:
+        raise UnderhoodError(f"expected a layer from 0 to {layers - 1}", repr(layer))
+    return number
+
+
+def _settings(bridge: Bridge, config: dict[str, Any]) -> dict[str, Any]:
+    """config.json as the public class reads it: with its defaults, and its sizes that follow from others."""
+    full = {**bridge.defaults, **config}
+    for name, default in bridge.defaults.items():
+        if callable(default) and config.get(name) in (None, "auto"):
+            full[name] = default(full)
+    return full
 
 
 def _bridge(path: Path, config: dict[str, Any]) -> Bridge:
     name = config.get("model_type")
     known = {bridge.model_type: bridge for bridge in BRIDGES.values() if bridge.model_type}
-    if name not in known:
+    bridge = known.get(name) if isinstance(name, str) else None
+    if bridge is None:
         raise UnderhoodError(f"{path}: no bridge for the model type {name!r}", remedy=f"Known: {', '.join(known)}.")
-    bridge = known[name]
     unknown = sorted(config.keys() - bridge.fields - set(GENERAL.split()))
     if unknown:
         # A field that is not known may change what the layer computes.
@@ -78,10 +116,9 @@ def _bridge(path: Path, config: dict[str, Any]) -> Bridge:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UnderhoodError(f"no such file: {path}")
+    content = read_bytes(path)
     try:
-        value = json.loads(read_bytes(path))
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise UnderhoodError(f"{path}: not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -89,42 +126,72 @@ def _json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _layer_tensors(folder: Path, prefix: str) -> Tensors:
-    """The tensors under the prefix, each read from its own shard, without the prefix."""
-    if (folder / WHOLE).is_file():
-        shards = {WHOLE: None}
-    elif (folder / INDEX).is_file():
-        shards = _shards(folder / INDEX, prefix)
-    else:
-        raise UnderhoodError(f"no {WHOLE} and no {INDEX} in {folder}", remedy="Save the model with safetensors.")
+def _layer_tensors(folder: Path, bridge: Bridge, layer: int) -> Tensors:
+    """The layer's tensors, each read from its own shard, under the names that the layer itself has for them."""
+    places = _places(folder)
+    # A base model (MambaModel) has no "backbone." before its layers.
+    prefixes = bridge.prefix, bridge.prefix.partition(".")[2]
+    layers = next(filter(None, (_by_layer(places, prefix) for prefix in prefixes)), {})
+    names = layers.get(layer, {})
+    if bridge.mark not in names:
+        others = [number for number in sorted(layers) if bridge.mark in layers[number]]
+        if not others:
+            tensor = bridge.prefix.format(layer=layer) + bridge.mark
+            raise UnderhoodError(f"no layer of {folder} is a {bridge.name}: no tensor {tensor}")
+        remedy = f"These are: {', '.join(map(str, others[:8]))}{' and others' * (len(others) > 8)}."
+        raise UnderhoodError(f"layer {layer} of {folder} is no {bridge.name}", remedy=remedy)
     found: Tensors = {}
-    for shard, wanted in shards.items():
-        found |= _read(folder / shard, prefix, wanted)
-    if not found:
-        raise UnderhoodError(f"no tensors under {prefix!r} in {folder}")
-    return {name.removeprefix(prefix): as_float(name, tensor) for name, tensor in found.items()}
+    for file in dict.fromkeys(places[name] for name in names.values()):
+        wanted = {short: name for short, name in names.items() if places[name] == file}
+        found |= _read(folder / file, wanted)
+    return {name: as_float(names[name], tensor) for name, tensor in found.items()}
 
 
-def _shards(index: Path, prefix: str) -> dict[str, list[str] | None]:
-    """Shard → the names under the prefix that it has."""
-    files = _json_object(index).get("weight_map")
-    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-        raise UnderhoodError(f"{index}: expected a weight_map from tensors to files", type(files).__name__)
-    shards: dict[str, list[str] | None] = {}
-    for name, file in files.items():
-        if name.startswith(prefix):
-            if Path(file).name != file:  # a path could lead out of the folder
-                raise UnderhoodError(f"{index}: expected the name of a file beside it", file)
-            shards.setdefault(file, []).append(name)  # pyright: ignore[reportOptionalMemberAccess]
-    return shards
+def _by_layer(places: dict[str, str], prefix: str) -> dict[int, dict[str, str]]:
+    """Layer → name within the layer → whole name, of the tensors under the prefix."""
+    start, _, rest = prefix.partition("{layer}")
+    pattern = re.compile(rf"{re.escape(start)}(0|[1-9][0-9]{{0,8}}){re.escape(rest)}(.+)")
+    layers: dict[int, dict[str, str]] = {}
+    for match in filter(None, map(pattern.fullmatch, places)):
+        layers.setdefault(int(match[1]), {})[match[2]] = match[0]
+    return layers
 
 
-def _read(path: Path, prefix: str, wanted: list[str] | None) -> dict[str, np.ndarray]:
-    if not path.is_file():
+def _places(folder: Path) -> dict[str, str]:
+    """Tensor → the file beside config.json that has it."""
+    if _is_file(folder / WHOLE):
+        with _opened(folder / WHOLE) as file:
+            return dict.fromkeys(file.keys(), WHOLE)
+    index = folder / INDEX
+    if not _is_file(index):
+        raise UnderhoodError(f"no {WHOLE} and no {INDEX} in {folder}", remedy="Save the model with safetensors.")
+    places = _json_object(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise UnderhoodError(f"{index}: expected a weight_map from tensors to files", type(places).__name__)
+    for file in places.values():
+        if Path(file).name != file or len(file) > LONGEST_NAME:  # a path could lead out of the folder
+            raise UnderhoodError(f"{index}: expected the name of a file beside it", file[:LONGEST_NAME])
+    return places
+
+
+def _read(path: Path, names: dict[str, str]) -> Tensors:
+    if not _is_file(path):
         raise UnderhoodError(f"no such file: {path}", remedy=f"{INDEX} names it.")
+    with _opened(path) as file:
+        return {short: file.get_tensor(name) for short, name in names.items()}
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safetensors.safe_open(path, framework="np") as file:
-            names = [name for name in file.keys() if name.startswith(prefix)] if wanted is None else wanted  # noqa: SIM118
-            return {name: file.get_tensor(name) for name in names}
+            yield file
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
         raise UnderhoodError(f"{path}: no whole safetensors file with the layer's tensors: {error}") from None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a folder that is closed to us
+        return False

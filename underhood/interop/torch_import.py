@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from underhood.arrays import DType
+from underhood.attention.linear import LinearAttention
 from underhood.cells import GRU, LSTM, Linear, Stack
 from underhood.errors import UnderhoodError
 from underhood.interop.attention_weights import attention_from
-from underhood.interop.bridges import BRIDGES, Bridge
+from underhood.interop.bridges import BRIDGES, Bridge, needed
 from underhood.interop.state_dict import Tensors, listed, part_of, read_state_dict
 from underhood.interop.torch_names import ours_from_torch
 from underhood.model import ARCHITECTURES, make_model
@@ -30,17 +31,24 @@ def kinds() -> tuple[str, ...]:
 
 def import_model(
     path: str | os.PathLike[str],
-    kind: str,
+    kind: str | None = None,
     *,
     part: str = "",
     heads: int = 1,
     embedding: str = "embedding",
     readout: str = "readout",
 ) -> Any:
-    """A model of underhood from a file of another program's, read by `read_state_dict`."""
-    if kind not in kinds():
+    """A model of underhood from a file of another program's, read by `read_state_dict`.
+
+    Without a `kind`, it is the one that our own export wrote beside the tensors.
+    """
+    if kind is not None and kind not in kinds():
         raise UnderhoodError(f"unknown kind {kind!r} to import", remedy=f"Known: {', '.join(kinds())}.")
     tensors, description = read_state_dict(path, part)
+    kind = kind or described_kind(description)
+    if kind is None:
+        remedy = f"Use --kind, one of {', '.join(kinds())}."
+        raise UnderhoodError(f"{path} does not say what its weights are", remedy=remedy)
     tensors = part_of(tensors, part) if part else tensors
     try:
         return from_state_dict(tensors, kind, description, heads=heads, embedding=embedding, readout=readout)
@@ -77,12 +85,34 @@ def from_state_dict(
 
 
 def _public(tensors: Tensors, kind: str) -> Bridge | None:
-    """The public class of this kind, unless the tensors have our own names."""
+    """The public class of this kind, unless the tensors are ours.
+
+    Some public names are ours, too, but torch's kernels have three axes where ours have two.
+    """
     if any(name.startswith("cells.") for name in tensors):
         return None
-    found = [one for one in BRIDGES.values() if one.kind == f"{kind}-cell"]
-    own = {name.removeprefix("cells.0.") for name in names_of(kind)} if found else set()
-    return None if set(tensors) <= own else next(iter(found), None)
+    found = next((one for one in BRIDGES.values() if one.kind == f"{kind}-cell"), None)
+    kernels = [tensor for name, tensor in tensors.items() if re.fullmatch(r"conv_?1d(\.conv)?\.weight", name)]
+    if found is None or kernels:
+        return found if any(kernel.ndim == 3 for kernel in kernels) else None
+    return None if {f"cells.0.{name}" for name in tensors} <= names_of(kind) else found
+
+
+def described_kind(description: dict[str, Any]) -> str | None:
+    """The one kind that a description of our export can mean."""
+    name, ours = str(description.get("cell", description.get("class"))), description.get("ours")
+    if name.lower() in GATES:
+        return name.lower()
+    if name in BRIDGES:
+        return BRIDGES[name].kind.removesuffix("-cell")
+    cells = ours.get("cells", [ours]) if isinstance(ours, dict) else []
+    said = [one for one in cells if isinstance(one, dict)] if isinstance(cells, list) else []
+    base = str(said[0].get("kind")).removesuffix("-cell") if said else ""
+    if base == LinearAttention.kind:
+        return ATTENTION
+    near = [kind for kind in ARCHITECTURES if f"{kind}-".startswith(f"{base}-")]  # gru-after has the cell of gru
+    fits = [kind for kind in near if not any(_others(kind, one) for one in said)]
+    return fits[0] if len(fits) == 1 else None
 
 
 def candidates(tensors: Tensors) -> list[str]:
@@ -99,25 +129,39 @@ def candidates(tensors: Tensors) -> list[str]:
 @functools.cache
 def names_of(kind: str) -> frozenset[str]:
     """The tensors of the smallest model of this kind."""
-    return frozenset(to_tensors(make_model(kind, 1, hidden=8))[1])
+    return frozenset(_smallest(kind)[1])
+
+
+@functools.cache
+def _smallest(kind: str) -> tuple[dict[str, Any], Tensors]:
+    return to_tensors(make_model(kind, 1, hidden=8))
+
+
+def _cell_of(kind: str) -> dict[str, Any]:
+    smallest = _smallest(kind)[0]
+    return smallest["cells"][0] if smallest["kind"] == "stack" else smallest
+
+
+def _others(kind: str, said: dict[str, Any]) -> list[str]:
+    """What is said of a cell that is not so in one of this kind: its class and the form of its equation."""
+    return [name for name, value in _cell_of(kind).items() if isinstance(value, str) and said.get(name, value) != value]
 
 
 def _structure(tensors: Tensors, kind: str, ours: dict[str, Any]) -> dict[str, Any]:
     """The structure of a model under our own names: what the export said, or that of the smallest such model."""
-    smallest = to_tensors(make_model(kind, 1, hidden=8))[0]
-    cell = smallest["cells"][0] if smallest["kind"] == "stack" else smallest
+    smallest, cell = _smallest(kind)[0], _cell_of(kind)
     in_stack = any(name.startswith("cells.") for name in tensors)
     said = ours.get("cells") if in_stack else [ours]
     told = [one for one in said if isinstance(one, dict)] if isinstance(said, list) else []
     for one in told:
-        other = [name for name, value in cell.items() if isinstance(value, str) and one.get(name, value) != value]
-        if other:
+        if other := _others(kind, one):
             got = ", ".join(f"{name} {one[name]!r}" for name in other)
             raise UnderhoodError(f"expected the weights of {kind}", got, "Choose another --kind.")
-    if not in_stack:
-        return {**cell, **(told[0] if told else {})}
-    count = len({match[1] for name in tensors if (match := re.match(r"cells\.(\d+)\.", name))})
-    return {**smallest, "cells": told if len(told) == count else [cell] * count}
+    count = len({match[1] for name in tensors if (match := re.match(r"cells\.(\d+)\.", name))}) if in_stack else 1
+    told = told if len(told) == count else [{}] * count
+    untold = [name for name, value in cell.items() if type(value) is int]  # heads, groups: shapes do not tell them
+    cells = [{**cell, **one, **{name: needed(one, name) for name in untold}} for one in told]
+    return {**smallest, "cells": cells} if in_stack else cells[0]
 
 
 def _recurrent(tensors: Tensors, kind: str, ours: dict[str, Any], embedding: str, readout: str) -> Any:
