@@ -75,9 +75,9 @@ def test_the_defaults_are_the_public_classes(name):
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_a_size_that_disagrees_is_refused(name, size, tmp_path):
     value = bridge_of(CELLS[name]).write(CELLS[name])[0][size]
-    for other in (not value,) if isinstance(value, bool) else (2 * value, value + 1, str(value), None):
-        if other is None and size in ("lru_width", "intermediate_size", "time_step_rank"):
-            continue  # derived
+    for other in (not value,) if isinstance(value, bool) else (1, 2 * value, value + 1, str(value), None):
+        if other == value or (other is None and size in ("lru_width", "intermediate_size", "time_step_rank")):
+            continue  # right, or derived
         assert "expected" in refusal(written(name, tmp_path, **{size: other})), other
 
 
