@@ -6,16 +6,21 @@ command may write there without --force and with it. After each attempt the whol
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import socket
 import stat
+import struct
 import tempfile
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import numpy as np
 
 from torture import healthy
 from torture.attempt import attempt
@@ -89,6 +94,28 @@ def occupants(inputs: tuple[str, ...], own: bytes, others: list[bytes]) -> dict[
     return found
 
 
+def pictures_and_archives() -> dict[str, bytes]:
+    """Those of attend, and a user's own."""
+    found = {}
+    for name, software in {"a.png": b"underhood", "another's.png": b"camera"}.items():
+        chunks = (
+            (b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)),
+            (b"tEXt", b"Software\0" + software),
+            (b"IEND", b""),
+        )
+        parts = (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+            for kind, data in chunks
+        )
+        found[name] = b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    arrays = ["weights", "names", "kind", "completeness", "completeness_steps"]
+    for name, members in {"a.npz": arrays, "b.npz": arrays[:1], "c.npz": [*arrays, "mine"]}.items():
+        buffer = io.BytesIO()
+        np.savez(buffer, **dict.fromkeys(members, np.ones(1)))
+        found[name] = buffer.getvalue()
+    return found
+
+
 def _same_as(name: str, link: Callable[[Path, Path], Any], path: Path) -> None:
     link(path, Path(name))
 
@@ -122,7 +149,7 @@ def wrong(before: dict[str, Any], after: dict[str, Any], code: int, allowed: boo
 
 def tried(inputs: Path, seed: str, begin: int, end: int) -> list[str | None]:
     """Attempts `begin` to `end`, in this process, each in a folder of its own."""
-    earlier, problems, home = healthy.earlier_files(), [], Path.cwd()
+    earlier, problems, home = healthy.earlier_files() | pictures_and_archives(), [], Path.cwd()
     for index in range(begin, end):
         random = Random(f"{seed} {index}")
         name = random.choice(list(COMMANDS))

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import underhood as uh
 from underhood.cli import main
@@ -17,6 +18,9 @@ def made(tmp_path_factory):
     np.save(folder / "xs.npy", np.random.default_rng(0).normal(size=(6, 2)))
     np.savetxt(folder / "xs.csv", np.load(folder / "xs.npy"), delimiter=",", fmt="%.17g")
     np.save(folder / "nan.npy", np.full((6, 2), np.nan))
+    np.save(folder / "huge.npy", 1e200 * np.load(folder / "xs.npy"))
+    np.save(folder / "complex.npy", 1j * np.load(folder / "xs.npy"))
+    (folder / "header.csv").write_text("a,b\n1,2\n")
     np.save(folder / "none.npy", np.zeros((0, 2)))
     np.save(folder / "wide.npy", np.ones((6, 3)))
     (folder / "tokens.txt").write_text("the\ncat\nsat\non\na\nmat\n")
@@ -76,6 +80,10 @@ def test_csv_is_the_same_sequence(here, tmp_path):
         (["--input", "wide.npy"], "expected a sequence of shape (t, 2)"),
         (["--input", "none.npy"], "got shape (0, 2)"),
         (["--input", "nan.npy"], "NaN or infinite numbers in nan.npy"),
+        (["--input", "huge.npy"], "the outputs overflow for these inputs. Scale the sequence down."),
+        (["--input", "huge.npy", "--out", "a.npz"], "the outputs overflow"),
+        (["--input", "complex.npy"], "expected real numbers in complex.npy"),
+        (["--input", "header.csv"], "expected numbers in line 1 of header.csv; got 'a,b'"),
         (["--input", "nothing.npy"], "no such file: nothing.npy"),
         (["--input", "xs.npy", "--tokens", "five.txt"], "expected 6 tokens, one for each step; got 5"),
         (["--input", "xs.npy", "--tokens", "latin.txt"], "cannot read tokens from latin.txt"),
@@ -98,6 +106,21 @@ def test_what_is_refused_in_one_line(arguments, says, here, capfd):
     out, err = capfd.readouterr()
     assert out == "" and err.count("\n") == 1 and says in err
     assert {path.name for path in here.iterdir()} == before
+
+
+@pytest.mark.parametrize("suffix", ["png", "npz"])
+def test_a_users_own_picture_and_archive_stay(suffix, here, tmp_path, capsys):
+    out = tmp_path / f"mine.{suffix}"
+    if suffix == "npz":
+        np.savez(out, data=np.ones(3))
+    else:
+        Figure().savefig(out)
+    before, arguments = out.read_bytes(), ["attend", "attn", "--length", "5", "--out", str(out)]
+    assert main(arguments) == 2
+    assert "of underhood. Choose another output, or add --force." in capsys.readouterr().err
+    assert out.read_bytes() == before
+    assert main([*arguments, "--force"]) == main(arguments) == 0
+    assert out.read_bytes() != before
 
 
 def test_an_input_stays(here, tmp_path, monkeypatch, capfd):

@@ -72,6 +72,12 @@ def at_point(browser, t, s, *, click=False):
         ActionChains(browser.driver).click().perform()
 
 
+@pytest.mark.parametrize("xs", [[[1, 2, 3], [4]], [["a", "b", "c"]]])
+def test_what_is_no_sequence_is_refused(xs, tmp_path):
+    with pytest.raises(uh.UnderhoodError, match="its rows numbers; got list"):
+        uh.attend(attention(), xs, tmp_path / "m.html", tokens=["a"])
+
+
 def test_the_pages_numbers_are_numpys(opened):
     browser, wanted = opened
     names = browser.run("return window.underhood.names()")

@@ -3,6 +3,7 @@
 import io
 import os
 import stat
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -12,23 +13,42 @@ import underhood as uh
 from underhood.errors import UnderhoodError
 from underhood.storage.atomic import read_bytes, write_atomically
 from underhood.storage.files import model_bytes, tensor_bytes
-from underhood.storage.outputs import MODEL, NPZ, ONNX, PAGE, PNG, STATE_DICT, require_outputs
+from underhood.storage.outputs import MAP, MODEL, NPZ, ONNX, PAGE, PNG, STATE_DICT, require_outputs
 
 PAGE_HEAD = b'<!doctype html>\n<html><head><meta name="generator" content="underhood"><title>x</title>'
 
 
+def archived(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **dict.fromkeys(names, np.ones(2)))
+    return buffer.getvalue()
+
+
+def picture(software: bytes, before: bytes = b"pHYs") -> bytes:
+    chunks = (b"IHDR", bytes(13)), (before, bytes(9)), (b"tEXt", b"Software\0" + software)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + bytes(4) for kind, data in chunks
+    )
+
+
 def samples() -> dict[str, bytes]:
     """One file of each kind, by what tells it apart; commands that write twice try the true ones (tests/commands)."""
-    archive = io.BytesIO()
-    np.savez(archive, x=np.ones(2))
     return {
         "model": model_bytes(uh.random_attention(2)),
         "state": tensor_bytes({"w": np.ones(3)}, {"format": "pt", "underhood": "{}"}),
-        "npz": archive.getvalue(),
-        "png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+        "npz": archived(*MAP),
+        "png": picture(b"underhood"),
         "page": PAGE_HEAD,
         "onnx": b"\x08\x0a\x12\x08jax2onnx\x1a\x060.17.1:",
         "another's safetensors": tensor_bytes({"w": np.ones(3)}, {"format": "pt"}),
+        "a user's npz": archived("x"),
+        "more than a map": archived(*MAP, "mine"),
+        "less than a map": archived(*MAP[1:]),
+        "half a map": archived(*MAP)[:-30],
+        "a broken zip": archived(*MAP).replace(b"PK\x01\x02", b"PK\x01\x03"),
+        "a user's png": picture(b"camera"),
+        "a png without a word": picture(b"")[:40],
+        "a png that says it after its pixels": picture(b"underhood", before=b"IDAT"),
         "words": b"\\documentclass{thesis}",
         "another's page": b"<!doctype html><title>underhood</title>",
     }

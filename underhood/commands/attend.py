@@ -99,7 +99,8 @@ def _largest(found: AttentionMap, tokens: list[str] | None) -> dict[str, Any]:
     """The row with the most weight, and the steps that it comes from, the largest first; steps count from 0."""
     import numpy as np
 
-    which, t = divmod(int(np.abs(found.weights).sum(axis=2).argmax()), found.weights.shape[1])
+    with np.errstate(over="ignore"):
+        which, t = divmod(int(np.abs(found.weights).sum(axis=2).argmax()), found.weights.shape[1])
     row = found.weights[which, t, : t + 1]
 
     def step(s: int) -> dict[str, Any]:

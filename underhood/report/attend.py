@@ -7,21 +7,21 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from jaxtyping import Float
 
 from underhood.attention.linear import LinearAttention
 from underhood.errors import UnderhoodError
-from underhood.identify.attention_map import attention_map
+from underhood.identify.attention_map import attention_map, sequence_of
 from underhood.identify.maps import AttentionMap, Reduce
 from underhood.model import AbstractModel
 from underhood.report.drawing import text_of
 from underhood.report.map_figure import draw_map
 from underhood.report.page import render
 from underhood.storage.atomic import write_atomically
-from underhood.storage.outputs import NPZ, PAGE, PNG, Kind
+from underhood.storage.outputs import MAP, NPZ, PAGE, PNG, Kind
 
 SUFFIXES: dict[str, Kind] = {".html": PAGE, ".png": PNG, ".npz": NPZ}
 MOST_NUMBERS = 2_000_000  # some 11 MB as text: a page beyond it is slow to open
@@ -35,7 +35,7 @@ def attend(
     xs: Any,
     out: str | os.PathLike[str],
     *,
-    layer: int | None = None,
+    layer: SupportsIndex | None = None,
     reduce: Reduce = "norm",
     tokens: Sequence[str] | None = None,
     name: str = "network",
@@ -44,9 +44,11 @@ def attend(
     .png or .npz. `tokens` names the steps. Returns the map, reduced as asked; the page has the other reductions, too.
     """
     suffix = suffix_of(out)
-    tokens = None if tokens is None else require_tokens(tokens, len(np.atleast_1d(xs)))
-    if suffix == ".html":
-        require_page(len(np.atleast_1d(xs)))
+    if isinstance(model, AbstractModel):  # attention_map refuses all else
+        xs = sequence_of(model, xs)
+        tokens = None if tokens is None else require_tokens(tokens, len(xs))
+        if suffix == ".html":
+            require_page(len(xs))
     found = attention_map(model, xs, layer=layer, reduce=reduce)
     if suffix == ".html":
         maps = all_maps(model, xs, layer)
@@ -57,7 +59,7 @@ def attend(
     return found
 
 
-def all_maps(model: Any, xs: Any, layer: int | None = None) -> dict[Reduce, AttentionMap]:
+def all_maps(model: Any, xs: Any, layer: SupportsIndex | None = None) -> dict[Reduce, AttentionMap]:
     """Each reduction, of which a page shows any."""
     return {one: attention_map(model, xs, layer=layer, reduce=one) for one in REDUCTIONS}
 
@@ -89,16 +91,16 @@ def require_page(length: int) -> None:
 
 def archive(found: AttentionMap, tokens: Sequence[str] | None) -> bytes:
     """All maps, what they leave unexplained at each step, and their names, as NumPy reads them."""
-    buffer = io.BytesIO()
-    arrays: dict[str, Any] = {"weights": found.weights, "names": np.array(found.names), "kind": np.array(found.kind)}
-    arrays |= {"completeness": np.array(float(found.completeness)), "completeness_steps": found.completeness.steps}
+    buffer, overall = io.BytesIO(), found.completeness
+    values = found.weights, np.array(found.names), np.array(found.kind), np.array(float(overall)), overall.steps
+    arrays: dict[str, Any] = dict(zip(MAP, values, strict=True))
     if tokens is not None:
         arrays["tokens"] = np.array(tokens)
     np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()
 
 
-def described(model: AbstractModel, layer: int | None) -> str:
+def described(model: AbstractModel, layer: SupportsIndex | None) -> str:
     """The model, and which part of it."""
     title = "Linear attention" if isinstance(model, LinearAttention) else getattr(model, "title", type(model).__name__)
     return title if layer is None else f"{title}, layer {layer}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Sequence
 
@@ -11,8 +12,8 @@ from matplotlib.colors import LinearSegmentedColormap
 
 from underhood.identify.maps import AttentionMap
 from underhood.report.architectures import INK
-from underhood.report.artifact import rendered
 from underhood.report.drawing import FAINT, NEGATIVE, POSITIVE, new_figure, text_of
+from underhood.storage.outputs import SOFTWARE
 
 SIGNED = LinearSegmentedColormap.from_list("signed", [NEGATIVE, "#f2b3ac", "#ffffff", "#a9c9e8", POSITIVE])
 SIZES = LinearSegmentedColormap.from_list("sizes", ["#ffffff", "#a9c9e8", POSITIVE, "#0b2f57"])
@@ -45,9 +46,11 @@ def draw_map(found: AttentionMap, tokens: Sequence[str] | None, title: str) -> b
         color=INK,
         parse_math=False,
     )
+    buffer = io.BytesIO()
     with warnings.catch_warnings():  # tokens come in any script; a letter that the font lacks is drawn as a box
         warnings.filterwarnings("ignore", message="Glyph .* missing")
-        return rendered(figure, "png")
+        figure.savefig(buffer, format="png", dpi=160, bbox_inches="tight", metadata={"Software": SOFTWARE})
+    return buffer.getvalue()
 
 
 def _draw(axes: Axes, weights: np.ndarray, signed: bool, tokens: Sequence[str] | None) -> None:

@@ -12,6 +12,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import struct
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +23,8 @@ from underhood.storage.atomic import output_target
 
 HEAD = 4096  # bytes that tell kinds apart
 LONGEST_HEADER = 100_000_000  # safetensors' own limit
+PNG_HEAD, SOFTWARE = b"\x89PNG\r\n\x1a\n", "underhood"  # what a picture names as its software
+MAP = ("weights", "names", "kind", "completeness", "completeness_steps")  # arrays of an attention map; tokens, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +44,26 @@ def _metadata(file: BinaryIO) -> dict[str, str]:
     return {}
 
 
-def _begins(*heads: bytes) -> Callable[[BinaryIO], bool]:
-    return lambda file: file.read(HEAD).startswith(heads)
+def _is_map(file: BinaryIO) -> bool:
+    """An archive of the arrays that attend writes, and no others."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return {*archive.namelist()} - {"tokens.npy"} == {f"{name}.npy" for name in MAP}
+    except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError, struct.error):
+        return False
+
+
+def _is_picture(file: BinaryIO) -> bool:
+    """A PNG that names its software before its pixels."""
+    head = file.read(HEAD)
+    at, found = len(PNG_HEAD), head.startswith(PNG_HEAD)
+    while found and at + 8 <= len(head):
+        length, kind = struct.unpack_from(">I4s", head, at)
+        if kind == b"tEXt" and head[at + 8 : at + 8 + length] == b"Software\0" + SOFTWARE.encode():
+            return True
+        at += length + 12  # with its own length, kind and checksum
+        found = kind != b"IDAT"
+    return False
 
 
 def _is_page(file: BinaryIO) -> bool:
@@ -59,8 +81,8 @@ MODEL = Kind("a model of underhood", lambda file: _metadata(file).get("format", 
 STATE_DICT = Kind("a torch export of underhood", lambda file: "underhood" in _metadata(file))
 PAGE = Kind("a page of underhood", _is_page)
 ONNX = Kind("an ONNX graph", _is_onnx)
-NPZ = Kind("an .npz archive", _begins(b"PK\x03\x04"))
-PNG = Kind("a PNG image", _begins(b"\x89PNG\r\n\x1a\n"))
+NPZ = Kind("an attention map of underhood", _is_map)
+PNG = Kind("a picture of underhood", _is_picture)
 
 
 def require_outputs(
