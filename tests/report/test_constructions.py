@@ -58,6 +58,7 @@ def test_a_row_that_is_not_met_ends_with_1(tmp_path, monkeypatch, capsys):
 def test_numbers_as_people_write_them():
     assert [text_of(v) for v in (None, 2, 0.5, 9.96e-10, 3.1e-9)] == ["–", "2", "0.5", "1.0·10⁻⁹", "3.1·10⁻⁹"]
     assert [text_of(v) for v in (264.3, 8512.3, 98_765.0, 1.2e6)] == ["264", "8,510", "98,800", "1.2·10⁶"]
+    assert [text_of(float(v)) for v in ("nan", "inf", "-inf")] == ["NaN", "∞", "-∞"]
 
 
 def test_only_changed_source_makes_a_commit_dirty(tmp_path, monkeypatch):

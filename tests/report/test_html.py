@@ -97,6 +97,23 @@ def test_folders_without_results_are_refused(files, says, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("row", "got"), [(1, "int"), (None, "NoneType"), ({}, "nothing"), ({"name": "x", "here": 1}, "name, here")]
+)
+def test_rows_that_are_none_are_refused_by_file(row, got, results, capsys):
+    path = results / "quick" / "figure4.json"
+    path.write_text(json.dumps({**record(), "rows": [*record()["rows"], row]}))
+    assert main(["report", str(results), "--out", str(results / "r.html")]) == 2
+    assert f"expected name, here and met in rows[1] of {path}; got {got}." in capsys.readouterr().err
+    assert not (results / "r.html").exists()
+
+
+def test_a_number_that_is_none_is_shown(results):
+    row = {"name": "loss", "paper": None, "here": float("nan"), "met": False}
+    (results / "quick" / "figure4.json").write_text(json.dumps(record(rows=[row])))
+    assert ">NaN" in report_html(load_records(results))
+
+
+@pytest.mark.parametrize(
     "changes", [{"panels": [{"name": "W", "values": [["x"]]}]}, {"charts": [7]}, {"provenance": [1]}, {"networks": 5}]
 )
 def test_results_that_are_none_are_refused(changes):

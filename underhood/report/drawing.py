@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,8 @@ def text_of(value: Any) -> str:
         return str(value)
     if value == 0:
         return "0"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
     mantissa, power = f"{value:.1e}".split("e")
     exponent = int(power)
     if -3 <= exponent <= 4:

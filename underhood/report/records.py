@@ -11,6 +11,7 @@ from underhood.report.artifact import BUDGETS, place
 from underhood.storage.atomic import read_bytes
 
 Record = dict[str, Any]
+ROW = {"name", "here", "met"}
 REMEDY = "Make them with: underhood reproduce"
 
 
@@ -32,8 +33,12 @@ def _read(path: Path) -> Record | None:
         raise UnderhoodError(f"{path} is not JSON: {error}", remedy="Make it again, or remove it.") from None
     if not isinstance(record, dict) or not isinstance(record.get("rows"), list) or "artifact" not in record:
         return None
-    rows = [row for row in record["rows"] if isinstance(row, dict)]
-    return {**record, "artifact": str(record["artifact"]), "budget": str(record.get("budget", "")), "rows": rows}
+    for index, row in enumerate(record["rows"]):
+        if not isinstance(row, dict) or not row.keys() >= ROW:
+            got = ", ".join(row)[:60] or "nothing" if isinstance(row, dict) else type(row).__name__
+            rule = f"expected name, here and met in rows[{index}] of {path}"
+            raise UnderhoodError(rule, got, "Make it again, or remove it.")
+    return {**record, "artifact": str(record["artifact"]), "budget": str(record.get("budget", ""))}
 
 
 def _budget_place(budget: str) -> tuple[int, str]:
