@@ -69,12 +69,14 @@ def test_a_no_is_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:
         (("probed_by_hand:attention", "--inputs", "none.npy"), "none.npy"),
         (("probed_by_hand:attention", "--inputs", "probed_by_hand.py"), "cannot read numbers from"),
         (("probed_by_hand:attention", "--inputs", "flat.npy"), "expected two or more sequences"),
+        (("probed_by_hand:attention", "--inputs", "complex.npy"), "expected real numbers in complex.npy"),
         (("probed_by_hand:attention", "--inputs", "flat.npy", "--task", "teacher-student"), "not both"),
         (("probed_by_hand:attention", "--task", "no-such-task"), "no-such-task"),
     ],
 )
 def test_one_line_for_each_mistake(arguments: tuple[str, ...], message: str, capsys) -> None:
     np.save("flat.npy", np.ones((5, 2)))
+    np.save("complex.npy", np.zeros((4, 5, 3), complex))
     np.save("pairs.npy", np.ones((4, 5, 2)))
     assert _probe(*arguments) == 2
     line = capsys.readouterr().err.splitlines()[-1]

@@ -126,9 +126,11 @@ def test_an_attention_that_is_zero_compiles(target):
         with pytest.raises(uh.UnderhoodError, match="rank 0"):
             uh.compile(uh.random_attention(3, rank=0), to=target, horizon=20)
         return
-    compiled = uh.compile(uh.random_attention(3, rank=0), to=target, horizon=20)
-    assert compiled.verified
-    assert compiled.max_abs_error == 0
+    two = np.random.default_rng(0).normal(size=(3, 2, 3, 3)) * np.array([1.0, 0.0, 1.0])[:, None, None, None]
+    for source in (uh.random_attention(3, rank=0), uh.LinearAttention(*two)):  # one head, and two without keys
+        compiled = uh.compile(source, to=target, horizon=20)
+        assert compiled.verified
+        assert compiled.max_abs_error == 0
 
 
 @pytest.mark.parametrize("target", ["gated-rnn", "gated-rnn-minimal", "lru-in-out", "lstm", "gru"])
@@ -287,6 +289,17 @@ def test_outputs_beyond_the_dtype_are_refused_before_anything_overflows(target, 
     ):
         warnings.simplefilter("error")
         uh.compile(large, to=target, dtype=dtype, horizon=5)
+
+
+@pytest.mark.parametrize(
+    ("target", "size", "dtype"),
+    [("mamba2", 1e8, "float32"), ("gru", 1e8, "float32"), ("gated-deltanet", 1e90, "float64")],
+)
+def test_numbers_on_the_way_that_are_beyond_the_dtype_are_refused(target, size, dtype):
+    """The outputs would fit; what a norm or a small gate is undone with does not."""
+    weights = size * np.random.default_rng(0).normal(size=(3, 1, 3, 3))
+    with pytest.raises(uh.UnderhoodError, match=f"inside {target} would be beyond what {dtype} holds"):
+        uh.compile(uh.LinearAttention(*weights), to=target, dtype=dtype, horizon=20)
 
 
 def test_a_gated_rnn_with_outputs_beyond_float64_is_refused():

@@ -70,6 +70,24 @@ def test_decays_take_three(source):
     holds(source, "mingru", 1e-5, layers=3)
     with pytest.raises(uh.NotConstructible, match="decay"):
         uh.compile(source, to="mingru", layers=2)
+    assert uh.compile(source, to="mingru", horizon=20).layers == 3  # as many as it needs, unless told
+
+
+@pytest.mark.parametrize(
+    ("decay", "promised"), [(0.5, True), (0.1, True), (0.05, True), (1e-3, False), (2**-23, False)]
+)
+def test_small_decays_are_within_the_bound_or_refused(decay, promised):
+    """h = (P − F)/λ: what the two sums err by counts 1/λ times."""
+    weights = np.random.default_rng(0).normal(size=(3, 1, 2, 2))
+    source = uh.LinearAttention(*weights, np.array([decay]))
+    if not promised:
+        with pytest.raises(uh.UnderhoodError, match="No horizon can be promised"):
+            uh.compile(source, to="mingru", horizon=50)
+        return
+    compiled = uh.compile(source, to="mingru", horizon=50)
+    assert compiled.max_abs_error <= compiled.error_bound
+    xs = np.random.default_rng(1).uniform(-4, 4, (50, 2))
+    assert np.abs(compiled.model(xs) - source(xs)).max() <= compiled.error_bound
 
 
 def test_a_gated_rnn_takes_three():

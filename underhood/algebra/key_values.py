@@ -140,7 +140,7 @@ def _share(heads: list[KeyValueForm]) -> KeyValueForm:
     outputs, sizes, _ = np.linalg.svd(tensor.reshape(len(tensor), -1), full_matrices=False)
     rank = numerical_rank(sizes, tensor.reshape(len(tensor), -1).shape)
     directions = outputs[:, :rank]
-    reads = np.einsum("io,ipk->okp", directions, tensor).reshape(-1, len(chosen))
+    reads = np.einsum("io,ipk->okp", directions, tensor).reshape(rank * len(queries), len(chosen))
     return KeyValueForm(
         values=together.values[chosen],
         keys=together.keys[chosen],

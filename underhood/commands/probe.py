@@ -113,11 +113,16 @@ class Probe:
 def _read_sequences(path: Path) -> np.ndarray:
     import numpy as np
 
+    from underhood.arrays import require_real
     from underhood.storage.atomic import read_bytes
     from underhood.storage.sequences import read_npy
 
     try:
-        xs = np.asarray(read_npy(read_bytes(path)), np.float64)
+        given = read_npy(read_bytes(path))
+        require_real(f"numbers in {path}", given)
+        xs = np.asarray(given, np.float64)
+    except UnderhoodError:
+        raise
     except (ValueError, TypeError, OverflowError, SyntaxError) as error:
         raise UnderhoodError(f"cannot read numbers from {path}: {error}", remedy="Give a .npy file.") from None
     if xs.ndim != 3 or len(xs) < 2 or not xs.size:

@@ -20,7 +20,7 @@ from underhood.construct.products import gated_products
 from underhood.construct.targets import TARGETS, DenseOrSparse, Target, Way, source_kind
 from underhood.construct.verify import Measured, measure
 from underhood.costs import COSTS, foretold
-from underhood.errors import UnderhoodError
+from underhood.errors import NotConstructible, NotFinite, UnderhoodError
 from underhood.memory import NotEnoughMemory
 from underhood.model import AbstractModel, as_dtype
 
@@ -154,16 +154,26 @@ def compile(
     envelope = _checked_envelope(source, input_bound, horizon, order, dtype)
     if tolerance is not None and not 0 < tolerance < np.inf:
         raise UnderhoodError("expected a tolerance above 0 and below infinity", tolerance)
-    layers, lower = target.choose(kind, layers)
+    chosen, lower = target.choose(kind, layers)
     tolerance = target.tolerance(order, dtype == "float32") if tolerance is None else tolerance
     options = {"sparse": sparse} if isinstance(lower, DenseOrSparse) else {}
     if sparse and not options:
-        raise UnderhoodError(f"{to} from a {kind} in {layers} layers has no sparse form", remedy="Leave sparse out.")
-    foretell(source, to, layers, sparse)
-    lowered = lower(source, envelope, order, **options)
-    if not lowered.relative_bound <= SLACK * tolerance:
-        raise _too_far(target, lower, source, envelope, order, tolerance, lowered, options)
-    model, lowered, measured = _measured(source, lowered, envelope, tolerance)
+        raise UnderhoodError(f"{to} from a {kind} in {chosen} layers has no sparse form", remedy="Leave sparse out.")
+    foretell(source, to, chosen, sparse)
+    try:
+        lowered = lower(source, envelope, order, **options)
+        if not lowered.relative_bound <= SLACK * tolerance:
+            raise _too_far(target, lower, source, envelope, order, tolerance, lowered, options)
+        model, lowered, measured = _measured(source, lowered, envelope, tolerance)
+    except NotConstructible as refusal:
+        if layers is not None:
+            raise
+        settings = {"input_bound": input_bound, "horizon": horizon, "order": order, "dtype": dtype}
+        return compile(source, to, layers=refusal.needs, tolerance=tolerance, sparse=sparse, **settings)
+    except NotFinite:
+        raise _overflows(to, dtype) from None
+    if not np.isfinite(measured.max_abs_error):
+        raise _overflows(to, dtype)
     evidence = CompileEvidence(
         max_abs_error=measured.max_abs_error,
         max_rel_error=measured.max_rel_error,
@@ -176,7 +186,7 @@ def compile(
         probes=measured.probes,
     )
     verified = measured.max_rel_error <= tolerance and measured.max_abs_error <= lowered.error_bound
-    return Compiled(model, to, layers, target.exact, verified, evidence)
+    return Compiled(model, to, chosen, target.exact, verified, evidence)
 
 
 def foretell(source: Any, to: str, layers: int | None = None, sparse: bool | None = None) -> str | None:
@@ -243,6 +253,12 @@ def _require_room(source: Any, envelope: Envelope) -> None:
         rule = f"expected outputs below 1e{limit:.0f} up to the horizon, as {envelope.dtype} has them"
         got = f"up to about 1e{digits:.0f}" if np.isfinite(digits) else "more than float64 holds"
         raise UnderhoodError(rule, got, "Scale the weights down, or lower input_bound.")
+
+
+def _overflows(to: str, dtype: str) -> UnderhoodError:
+    """Numbers on the way may be larger than the outputs, as where a norm is undone."""
+    remedy = "Scale the weights down, or lower input_bound."
+    return UnderhoodError(f"the numbers inside {to} would be beyond what {dtype} holds", remedy=remedy)
 
 
 def _too_far(

@@ -170,12 +170,21 @@ def to_mingru(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     readout = (whole.readout * sizes) @ np.hstack([2 * rising_out, passed_out])
     late_error = 4 * lag + 4 * envelope.horizon * envelope.roundoff / lag
     summed_error = (2 + _travel(whole, envelope)) * error
-    relative = summed_error + late_error + envelope.dot(hidden) + envelope.dot(len(sizes))
+    # h = (P − F)/λ is a small difference of large sums: what they err by counts 1/λ times, and twice that was measured.
+    amplified = np.where(between, 3 / np.minimum(inner, np.abs(inner - lag)), 1.0)[:, 0]
+    relative = _amplified(whole, amplified) * (summed_error + late_error)
+    relative += envelope.dot(hidden) + envelope.dot(len(sizes))
     return Lowered(_stack(d, (first, second, third), readout), relative, whole.output_bounds)
 
 
 def _sides(products: Products) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     return (products.gates, products.gate_bounds), (products.values, products.value_bounds)
+
+
+def _amplified(whole: GatedProducts, factors: np.ndarray) -> float:
+    """By how much errors of the states grow that count `factors` times, each as far as its state makes a product."""
+    sides = [np.abs(rows) @ (whole.state_bounds * factors) / positive(bounds) for rows, bounds in _sides(whole.outputs)]
+    return float(np.max(sides, initial=1.0))
 
 
 def _travel(whole: GatedProducts, envelope: Envelope) -> float:

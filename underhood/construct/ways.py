@@ -48,4 +48,4 @@ def economical(source: LinearAttention) -> KeyValueForm:
     if source.heads == 1:
         return apart
     together = minimal(source)
-    return together if together.products * 2 <= apart.products else apart
+    return together if 0 < together.products * 2 <= apart.products else apart
