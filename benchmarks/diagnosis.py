@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 import underhood as uh
-from underhood.identify.diagnosis import diagnose
 
 OUT = Path("results/bench/diagnosis.json")
 Function = Callable[[np.ndarray], np.ndarray]
@@ -196,20 +195,15 @@ CLASSES: dict[str, Callable[[Instance], Function]] = {
 }
 
 
-def first(function: Function, d: int, seed: int) -> str:
-    """What a function is instead of attention."""
-    return diagnose(function, d, seed=seed)[0]["what"]
-
-
 def verdict(function: Function, d: int, seed: int) -> str:
     """What probe calls it: the verdict where it is yes, the first diagnosis where it is no."""
     found = uh.probe(function, d, seed=seed)
     return found.verdict if found.is_attention else found.diagnosis[0]["what"]
 
 
-def answers(make: Callable[[Instance], Function], count: int, ask: Callable[[Function, int, int], str]) -> Counter[str]:
+def answers(make: Callable[[Instance], Function], count: int) -> Counter[str]:
     instances = ((seed, Instance(seed)) for seed in range(count))
-    return Counter(ask(make(one), one.d, seed) for seed, one in instances)
+    return Counter(verdict(make(one), one.d, seed) for seed, one in instances)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -219,10 +213,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(arguments)
     start, rows = time.perf_counter(), {}
     for name, make in CLASSES.items():
-        found = answers(make, options.count, first)
+        found = answers(make, options.count)
         rows[name] = {"instances": options.count, "named": found[name], "answers": dict(found)}
         print(name, json.dumps(rows[name]), flush=True)
-    found = answers(plain, 5 * options.count, verdict)
+    found = answers(plain, 5 * options.count)
     attentions = {"instances": 5 * options.count, "named": found["linear-attention"], "answers": dict(found)}
     print("attention", json.dumps(attentions), flush=True)
     record = {"classes": rows, "attention": attentions, "seconds": round(time.perf_counter() - start, 1)}

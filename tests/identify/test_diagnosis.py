@@ -6,14 +6,14 @@ import pytest
 
 import underhood as uh
 from benchmarks.diagnosis import CLASSES, Instance
-from underhood.identify.diagnosis import MEANINGS, diagnose
+from underhood.identify.diagnosis import MEANINGS
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", CLASSES)
 def test_each_class_is_named_first(name: str, seed: int) -> None:
     one = Instance(seed)
-    found = diagnose(CLASSES[name](one), one.d, seed=seed)
+    found = uh.probe(CLASSES[name](one), one.d, seed=seed).diagnosis
     assert found[0]["what"] == name
     assert set(found[0]) == {"what", "r2", "remedy", "meaning"}
 

@@ -19,7 +19,7 @@ from underhood.identify.callables import Batched, as_numpy_function
 from underhood.identify.candidates import CHECKED, SMALL, Candidate, FactoredAttention, Sampled, Search, Settings, Watch
 from underhood.identify.chosen import ChosenInputs
 from underhood.identify.closed_form import DenseAttention, features, least_squares, unknowns
-from underhood.identify.diagnosis import diagnose_batched
+from underhood.identify.diagnosis import diagnose
 from underhood.identify.forms import Array
 from underhood.identify.found import DECAYED, LINEAR, NOT, Evidence, Found, Scores
 from underhood.identify.instant import instant_heads, tokens_needed
@@ -36,6 +36,7 @@ TOLERANCE = 1e-4  # relative root mean square error on fresh sequences: R² ≥ 
 # that few sequences weigh much, and 512 of them leave 0.008 open on a trained LSTM.
 HELD_OUT, MOST_HELD_OUT, HALF_WIDTH = 512, 8192, 0.0025
 SHORTEST = 3  # steps: of two, no decay can be told from a factor
+EARNED = 3  # by how much one decay more, beyond two, must bring the error down
 PIECE = 64  # sequences at a time
 MOST_POLYNOMIAL = 16  # inputs up to which all monomials of degree 4 are written out
 MAX_HEADS = 2  # of the nearest attention to what is none
@@ -86,7 +87,8 @@ def _probe(call: Batched, settings: Settings, against: LinearAttention | None) -
         if _is_far(candidate, held, tolerance):
             continue
         r2, interval = _test(candidate, held, random)
-        if 1 - r2 <= tolerance**2:
+        # Many exponentials come near to any way of fading: each beyond two has to earn its place.
+        if 1 - r2 <= (tolerance / EARNED ** max(0, len(candidate.decays) - 2)) ** 2:
             verdict = LINEAR if candidate.decays == (1.0,) else DECAYED
             break
     assert candidate is not None
@@ -100,7 +102,7 @@ def _probe(call: Batched, settings: Settings, against: LinearAttention | None) -
     if verdict != NOT:
         return found
     settings.watch("what it is instead", 1.0)
-    return replace(found, diagnosis=diagnose_batched(call, d, length, input_bound, settings.seed))
+    return replace(found, diagnosis=diagnose(call, d, length, input_bound, settings.seed))
 
 
 def closeness(function: Any, xs: Float[Array, "b t d"], *, last: bool = False) -> float:

@@ -15,7 +15,7 @@ from underhood.errors import UnderhoodError
 from underhood.identify.blackbox import TOLERANCE as BLACK_BOX_TOLERANCE
 from underhood.identify.blackbox import check_against, probe
 from underhood.identify.certify import certify
-from underhood.identify.diagnosis import LENGTH, diagnose_batched
+from underhood.identify.diagnosis import LENGTH, diagnose
 from underhood.identify.factored import recover_from_terms
 from underhood.identify.forms import MOST_DENSE, NotDiagonalisable, Reading, is_readable, read
 from underhood.identify.found import DECAYED, LINEAR, NOT, Evidence, Found, Scores
@@ -76,7 +76,7 @@ def decompile(
     evidence = _evidence(reading, structure, terms, neurons, smallest, r2)
     scores = _scores(reading, structure, neurons, evidence.polynomial, against, attention)
     if not structure.is_attention:
-        diagnosis = diagnose_batched(reading, reading.d, LENGTH, INPUT_BOUND, seed)
+        diagnosis = diagnose(reading, reading.d, LENGTH, INPUT_BOUND, seed)
         return Found(NOT, _why_not(reading, structure), attention, scores, None, diagnosis, evidence=evidence)
     assert attention is not None
     verdict = LINEAR if structure.decays == (1.0,) else DECAYED

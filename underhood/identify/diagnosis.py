@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from underhood.errors import UnderhoodError
-from underhood.identify.callables import Batched, as_numpy_function
+from underhood.identify.callables import Batched
 from underhood.identify.closed_form import fit_dense
 from underhood.identify.forms import Array
 from underhood.identify.suspects import SUSPECTS, attention, explained, looks_ahead, r_squared
@@ -106,22 +106,9 @@ class Suspicion:
         return {"what": self.what, "r2": self.r2, "remedy": remedy, "meaning": meaning + self.detail}
 
 
-def diagnose(
-    function: Any,
-    d: int,
-    *,
-    length: int = LENGTH,
-    input_bound: float = 4.0,
-    seed: int = 0,
-    batched: bool | None = None,
-) -> list[dict[str, Any]]:
-    """What a function that is no attention is instead, the likeliest first, each with `what`, `r2` and `remedy`."""
-    return diagnose_batched(as_numpy_function(function, d, batched=batched), d, length, input_bound, seed)
-
-
 @np.errstate(all="ignore")  # what is not finite explains nothing
-def diagnose_batched(call: Batched, d: int, length: int, input_bound: float, seed: int) -> list[dict[str, Any]]:
-    """The same of a function of batches."""
+def diagnose(call: Batched, d: int, length: int, input_bound: float, seed: int) -> list[dict[str, Any]]:
+    """What a function of batches that is no attention is instead, the likeliest first: `what`, `r2` and `remedy`."""
     random = np.random.default_rng(seed)
     basis = np.linalg.qr(random.standard_normal((d, min(d, DIMENSIONS))))[0].T
     patient = _Patient(lambda batch: call(batch @ basis), len(basis), min(length, LENGTH), input_bound, random)
