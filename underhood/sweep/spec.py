@@ -189,7 +189,7 @@ def _check(run: RunSpec) -> None:
     task = run.make_task()
     if run.optimizer == "levenberg":
         if not chosen.second_order:
-            raise UnderhoodError(f"levenberg does not train a {run.model}", remedy="Use the optimizer adamw.")
+            raise UnderhoodError(f"levenberg does not train {run.model}", remedy="Use the optimizer adamw.")
         if task.second_order is None:
             raise UnderhoodError(f"levenberg does not train on {run.task}", remedy="Use the optimizer adamw.")
         if run.hidden < 2:
