@@ -76,5 +76,5 @@ def test_gru_that_resets_after_the_product_is_torchs():
 def test_a_reset_convention_comes_with_its_bias():
     u, v, b = np.ones((3, 2, 2)), np.ones((3, 2, 2)), np.ones((3, 2))
     for arguments in ((u, v, b, np.ones(2), "before"), (u, v, b, None, "after")):
-        with pytest.raises(uh.UnderhoodError, match="expected b_hn with reset=.after., and only there"):
+        with pytest.raises(uh.UnderhoodError, match=r"expected b_hn with reset=.after., and only there"):
             uh.GRU(*arguments)
