@@ -39,7 +39,8 @@ function onPoint(event) {
 }
 document.addEventListener("pointermove", onPoint);
 document.addEventListener("pointerdown", onPoint);
-document.addEventListener("scroll", () => showTip(null), { passive: true });
+// The place stays marked: a page that scrolls to what has the focus must not send the arrow keys back to the start.
+document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
 
 // Arrow keys walk over the points of a chart or the cells of a matrix that has the focus; Escape takes the tip away.
 document.addEventListener("keydown", event => {
