@@ -75,6 +75,28 @@ def test_all_signs_bound_the_scores_from_above_and_better_than_each_key_apart():
     assert heads.steps[0] * scores.max() <= heads.score_bounds[0] < apart[0]
 
 
+@pytest.mark.parametrize("form", [blocks, singles])
+@pytest.mark.parametrize("settings", SOURCES.values(), ids=SOURCES)
+def test_one_input_bounds_all_products_together(form, settings):
+    """Σ |out v k q| of one x and one x′ anywhere in the box, corners and inside."""
+    heads = form(uh.random_attention(**settings), ENVELOPE)
+    random, shape = np.random.default_rng(0), (2, 4000, settings["d"])
+    drawn = np.concatenate([4 * random.choice([-1.0, 1.0], shape), random.uniform(-4, 4, shape)], axis=1)
+    now, then = np.pad(drawn, ((0, 0), (0, 0), (0, 1)), constant_values=1.0)
+    values, keys = (np.abs(np.einsum("hnx,tx->thn", rows, then)) for rows in (heads.values, heads.keys))
+    scores = np.sum(keys * np.abs(np.einsum("hnx,tx->thn", heads.queries, now)), axis=2)
+    reads = heads.steps[:, None] * values * scores[:, :, None]
+    most = np.max(reads.reshape(len(reads), -1) @ np.abs(heads.out).T, axis=0)
+    assert np.all(most <= heads.joint_bounds * (1 + 1e-12))
+    assert np.all(heads.joint_bounds <= heads.output_bounds)
+    assert np.max(most) > 0.5 * np.max(heads.joint_bounds)  # half of it would be no bound
+
+
+def test_beyond_ten_inputs_each_factor_is_bounded_by_itself():
+    heads = blocks(uh.random_attention(11, rank=2, seed=1), ENVELOPE)
+    assert np.array_equal(heads.joint_bounds, heads.output_bounds)
+
+
 def test_two_layers_are_the_gated_rnn():
     source, xs = gated_source(), np.random.default_rng(0).uniform(-4, 4, (30, 3))
     hidden, _ = run(states(source, ENVELOPE), xs)

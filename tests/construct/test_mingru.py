@@ -116,3 +116,10 @@ def test_numbers_of_the_state():
 @pytest.mark.parametrize("source", MANY)
 def test_many_attentions(source, layers):
     holds(source, "mingru", 1e-5, layers=layers)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_bound_of_three_layers_is_within_reach(dtype):
+    """Inputs that turn their sign at every step move the queries most, and find errors that constant ones do not."""
+    compiled = uh.compile(attention(8, 2), to="mingru", layers=3, horizon=200, dtype=dtype, tolerance=1.0)
+    assert compiled.max_abs_error <= compiled.error_bound <= 1000 * compiled.max_abs_error

@@ -17,11 +17,12 @@ from underhood.algebra.subspaces import factor, row_space
 from underhood.attention.linear import LinearAttention
 from underhood.cells import GatedRNN
 from underhood.cells.linear import dense
-from underhood.construct.envelope import Envelope
+from underhood.construct.envelope import Envelope, positive
 from underhood.construct.forms import heads_of
 
 CONSTANTS = 12  # roundings of what the readout makes up for: 1/√ε, a decay, a gate
 MOST_SIGNS = 12  # keys, up to which all combinations of signs are tried
+MOST_CORNERS = 2**10  # of the inputs, up to which all are tried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,16 +77,51 @@ class Heads:
         return np.abs(self.out) @ self.read_bounds.ravel()
 
     @property
+    def joint_bounds(self) -> Float[np.ndarray, " d_o"]:
+        """max Σ_s Σ_ij |out_i v_i(x_s) k_j(x_s) q_j(x_t)|: of one x_s and one x_t, not each factor at its largest.
+
+        a b ≤ ((a + b)/2)² with a = |v|/V and b = |k|/K is convex in x_s, as |q| is in x_t: both are largest at corners.
+        Among many heads that is a third of `output_bounds`.
+        """
+        count, _, d_value, inputs = self.sizes
+        if 2 ** (inputs - 1) > MOST_CORNERS:
+            return self.output_bounds
+        signs = np.array(list(itertools.product((1.0, -1.0), repeat=inputs - 1)))
+        corners = np.concatenate([signs, np.ones((len(signs), 1))], axis=1) * self.input_bounds
+        values, keys, queries = (np.abs(rows @ corners.T) for rows in (self.values, self.keys, self.queries))
+        most_v, most_k = self.value_bounds[..., None], self.key_bounds[..., None]
+        means = (values / positive(most_v))[:, :, None] + (keys / positive(most_k))[:, None]
+        written = (means / 2) ** 2 * (self.steps[:, None, None, None] * most_v[:, :, None] * most_k[:, None])
+        asked = queries.reshape(-1, len(corners))
+        out = np.abs(self.out).reshape(-1, count, d_value)
+        by_key = (np.einsum("hv,hvkc->chk", one, written).reshape(len(corners), -1) for one in out)
+        return np.minimum(self.output_bounds, [np.max(each @ asked) for each in by_key])
+
+    @property
     def one(self) -> Float[np.ndarray, " inputs"]:
         """The row that reads the constant."""
         return np.eye(self.keys.shape[2])[-1]
 
+    def errors(self, left: float, envelope: Envelope) -> Float[np.ndarray, " d_o"]:
+        """What rounding does to y, and a part `left` of all that is added up.
+
+        A projection rounds by a part of its largest value, whatever its own; the rest by a part of what it adds up.
+        """
+        return self._projecting(envelope) * self.output_bounds + (left + self._adding(envelope)) * self.joint_bounds
+
     def rounding(self, envelope: Envelope) -> float:
-        """The projections, the sum over time, the score and the sum over heads, against the exact result."""
-        summing = envelope.worst.summing if np.any(self.decay > 0) else 0.0
+        """The same as a part of `output_bounds`."""
+        return self._projecting(envelope) + self._adding(envelope)
+
+    def _projecting(self, envelope: Envelope) -> float:
         rows = np.concatenate([self.values, self.keys, self.queries], axis=1)
-        terms, summed = int(np.max(np.count_nonzero(rows, axis=2))), int(np.max(np.count_nonzero(self.out, axis=1)))
-        return summing + 3 * envelope.dot(terms) + envelope.dot(self.keys.shape[1]) + envelope.dot(summed + CONSTANTS)
+        return 3 * envelope.dot(int(np.max(np.count_nonzero(rows, axis=2))))
+
+    def _adding(self, envelope: Envelope) -> float:
+        """Sums over time, keys and heads."""
+        summing = envelope.worst.summing if np.any(self.decay > 0) else 0.0
+        summed = int(np.max(np.count_nonzero(self.out, axis=1)))
+        return summing + envelope.dot(self.keys.shape[1]) + envelope.dot(summed + CONSTANTS)
 
 
 def blocks(source: LinearAttention, envelope: Envelope) -> Heads:

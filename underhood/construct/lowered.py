@@ -21,6 +21,11 @@ class Lowered:
     # one is measured to come near the tolerance.
     otherwise: Callable[[], Lowered] | None = None
 
+    @classmethod
+    def within(cls, model: Any, errors: Float[np.ndarray, " d_o"], output_bounds: Float[np.ndarray, " d_o"]) -> Lowered:
+        """Outputs within so much of their source's."""
+        return cls(model, float(np.max(errors) / (np.max(output_bounds) or 1.0)), output_bounds)
+
     @property
     def error_bound(self) -> float:
         """max |y_network − y_source| over all inputs and steps of the envelope."""

@@ -51,7 +51,7 @@ def _lower(form: Form, source: LinearAttention, envelope: Envelope, order: int) 
     projected = envelope.dot(inputs)
     bounds, errors = norm_bounds(heads, error_in + projected, projected, error_out + projected, rest)
     model = stack(source.d, cells, SparseMatrix((readout,), after.copies * memory))
-    return Lowered(model, float(np.max(errors) / (np.max(bounds) or 1.0)), bounds)
+    return Lowered.within(model, errors, bounds)
 
 
 def _into(heads: Heads, scheme: Linearisation, asked: int) -> Gating:

@@ -48,7 +48,7 @@ def to_sparse_mamba(source: LinearAttention, envelope: Envelope, order: int) -> 
     summed = envelope.dot(2 * inputs) + rounding.summing + 4 * rounding.step + envelope.dot(COPIES + d_key)
     activated = projected + rounding.step
     bounds, errors = norm_bounds(heads, activated, PAIR * summed, activated, envelope.dot(count * d_value))
-    return Lowered(model, float(np.max(errors) / (np.max(bounds) or 1.0)), bounds)
+    return Lowered.within(model, errors, bounds)
 
 
 def _keeps_all(source: LinearAttention) -> bool:

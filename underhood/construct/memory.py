@@ -64,7 +64,7 @@ def lower_attention(make: Make, source: LinearAttention, envelope: Envelope) -> 
     heads, (layer, left) = min(
         ((heads, make(heads, width, envelope)) for heads in ways), key=lambda way: way[1][0].hidden
     )
-    return Lowered(_stack((layer,), source), left + heads.rounding(envelope), heads.output_bounds)
+    return Lowered.within(_stack((layer,), source), heads.errors(left, envelope), heads.joint_bounds)
 
 
 def lower_gated(make: Make, source: GatedRNN, envelope: Envelope) -> Lowered:

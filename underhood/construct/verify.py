@@ -56,7 +56,8 @@ def probes(source: Source, envelope: Envelope, length: int, seed: int = 0) -> li
     """Two sorts: inputs that vary, inside and at the corners; and the constant corners that drive outputs furthest.
 
     The latter are the hardest: signals reach their bounds, and every step rounds the same way. One of them is a little
-    inside, since a corner is a round number, which networks that read x itself would sum without rounding.
+    inside, since a corner is a round number, which networks that read x itself would sum without rounding. One turns
+    its sign at every step: key-values stay as they are, and queries move as far as they can.
     """
     random, r = np.random.default_rng(seed), envelope.input_bound
     shape, varied = (length, source.d), []
@@ -65,7 +66,8 @@ def probes(source: Source, envelope: Envelope, length: int, seed: int = 0) -> li
         varied.append(r * random.choice([-1.0, 1.0], shape))
     corners = _furthest_corners(source, envelope, random)
     corners.append(corners[0] * random.uniform(0.9, 1.0, source.d))
-    return [varied, [np.tile(corner, (length, 1)) for corner in corners]]
+    turning = (-1.0) ** np.arange(length)[:, None]
+    return [varied, [*(np.tile(corner, (length, 1)) for corner in corners), corners[0] * turning]]
 
 
 def extended(source: Source, xs: Float[np.ndarray, "t d"]) -> np.ndarray:
