@@ -53,8 +53,8 @@ def probed() -> float:
     source = uh.random_attention(4, seed=7)
     compiled = uh.compile(source, to="mamba", horizon=HORIZON, input_bound=INPUT_BOUND, dtype="float64")
     found = uh.probe(uh.to_torch(compiled.model), d=4).attention
-    wanted, got = (np.asarray(one.w_value[0])[:, :, None, None] * (one.w_key[0].T @ one.w_query[0])[None, None]
-                   for one in (source, found))  # fmt: skip
+    heads = [[np.asarray(one[0]) for one in (one.w_value, one.w_key, one.w_query)] for one in (source, found)]
+    wanted, got = (w_value[:, :, None, None] * (w_key.T @ w_query) for w_value, w_key, w_query in heads)
     return float(np.max(np.abs(got - wanted)) / np.max(np.abs(wanted)))
 
 

@@ -14,8 +14,8 @@ from tests.interop.networks import NAMES, network, same_bits, sequence
 from tests.tolerance import agree, error
 from underhood.cells.lstm import FORGET, INPUT
 from underhood.interop.torch import MODULE, as_callable, export, to_torch
-from underhood.interop.torch_import import from_state_dict, import_model
-from underhood.interop.torch_names import to_state_dict
+from underhood.interop.torch_import import described_kind, from_state_dict, import_model
+from underhood.interop.torch_names import to_program, to_state_dict
 
 KIND = {"gru-after": "gru", "decayed-attention": "attention"}
 
@@ -133,6 +133,26 @@ def test_compiled_networks_run_in_torch(target, tmp_path):
     run = as_callable(loaded_from(tmp_path, "w.safetensors"))
     largest = np.max(np.abs(attention(xs)))
     assert np.max(np.abs(run(xs) - attention(xs))) <= compiled.error_bound + 1e-12 * largest
+
+
+@pytest.mark.parametrize("target", ["mingru", "griffin", "gru"])
+def test_forms_that_no_architecture_is_named_after_come_back(target):
+    """A compiled minGRU has linear candidates; the file says so, and a GRU that resets after is another kind."""
+    model = uh.compile(uh.random_attention(2, seed=1), to=target, horizon=50).model
+    description, tensors = to_state_dict(model)
+    assert described_kind(description) == target
+    assert same_bits(from_state_dict(tensors, target, description), model)
+
+
+def test_a_form_of_another_architecture_is_refused():
+    cell = network("gru-after").cells[0]
+    description, tensors = to_program(cell)
+    with pytest.raises(uh.UnderhoodError, match="expected the weights of gru; got reset 'after'"):
+        from_state_dict(tensors, "gru", description)
+    mingru, tensors = to_program(uh.compile(uh.random_attention(2, seed=1), to="mingru", horizon=50).model)
+    mingru["ours"]["cells"][0]["candidate"] = "of its own"
+    with pytest.raises(uh.UnderhoodError, match="candidate"):
+        from_state_dict(tensors, "mingru", mingru)
 
 
 def test_a_gru_goes_into_torchs_own_only_where_that_is_the_same(tmp_path):

@@ -143,8 +143,14 @@ def _cell_of(kind: str) -> dict[str, Any]:
 
 
 def _others(kind: str, said: dict[str, Any]) -> list[str]:
-    """What is said of a cell that is not so in one of this kind: its class and the form of its equation."""
-    return [name for name, value in _cell_of(kind).items() if isinstance(value, str) and said.get(name, value) != value]
+    """What is said of a cell that only another architecture's has: its class, or the form of its equation.
+
+    A form that no architecture is named after, such as a minGRU's linear candidate, any of them may have.
+    """
+    cell = _cell_of(kind)
+    differs = [name for name, value in cell.items() if isinstance(value, str) and said.get(name, value) != value]
+    same = [one for one in map(_cell_of, ARCHITECTURES) if one["kind"] == cell["kind"]]
+    return [name for name in differs if name == "kind" or said[name] in [one[name] for one in same]]
 
 
 def _structure(tensors: Tensors, kind: str, ours: dict[str, Any]) -> dict[str, Any]:
