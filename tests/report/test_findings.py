@@ -33,10 +33,10 @@ def both(budget):
     return [*widths_of(budget).expanded(), *architectures_of(budget).expanded()]
 
 
-def made_up(**losses):
-    """A run of each kind that the laptop sweep has, at the largest width, with these losses."""
+def made_up(budget="laptop", **losses):
+    """A run of each kind that the sweep has, at the largest width, with these losses."""
     records = []
-    for run in both("laptop"):
+    for run in both(budget):
         key = f"{'t' if run.task == TEACHER else 'r'}_{run.model.replace('-', '_')}"
         loss = losses.get(key, 1.0) / run.hidden
         record = {**run.model_dump(), "held_out_loss": loss, "validation_loss": 2 * loss, "excess": loss}
@@ -58,6 +58,14 @@ def test_findings_that_hold_and_findings_that_do_not():
         next(name for name in bad if "GRU over the gradient step" in name),
     }
     assert all(row.met for row in FINDINGS["figure5"](made_up(**HOLDS)))
+
+
+@pytest.mark.parametrize(("loss", "met"), [(1e-6, True), (1e-4, False)])
+def test_the_plateau_is_asked_of_runs_that_are_long_enough(loss, met):
+    """Of 68 neurons: what is made up is divided by the width."""
+    asked = [row for row in FINDINGS["figure3"](made_up("overnight", t_gated_rnn=loss)) if "loss at 68" in row.name]
+    assert [row.met for row in asked] == [met]
+    assert not any("loss at" in row.name for row in FINDINGS["figure3"](made_up(t_gated_rnn=loss)))
 
 
 def made_up_runs(count, *, slope, gap=0.0, noise=0.0):
