@@ -74,6 +74,24 @@ def gru(model: Any, xs: Any) -> Any:
     return _stacked(model, xs, layer)
 
 
+def lru(model: Any, xs: Any) -> Any:
+    """Eq. 6–9 as they stand, with an associative scan over time."""
+
+    def layer(cell: Any, xs: Any) -> Any:
+        into = jnp.exp(cell.gamma_log) * (xs @ (cell.b_real + 1j * cell.b_imag).T)
+        factors = jnp.broadcast_to(jnp.exp(-jnp.exp(cell.nu_log) + 1j * jnp.exp(cell.theta_log)), into.shape)
+
+        def combine(a: Any, b: Any) -> Any:
+            return a[0] * b[0], b[0] * a[1] + b[1]
+
+        h = jax.lax.associative_scan(combine, (factors, into))[1]
+        read = (h @ (cell.c_real + 1j * cell.c_imag).T).real + xs @ cell.skip.T
+        gate = cell.output_gating
+        return jax.nn.sigmoid(read @ gate.w_m.T) * (read @ gate.w_x.T)
+
+    return _stacked(model, xs, layer)
+
+
 def _stacked(model: Any, xs: Any, layer: Callable[[Any, Any], Any]) -> Any:
     signal = xs @ model.embedding.weight.T + model.embedding.bias
     for cell in model.cells:

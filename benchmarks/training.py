@@ -63,7 +63,7 @@ def candidates() -> dict[str, tuple[Callable[[], Any], int]]:
     regression = LinearRegression()
     student = uh.make_model("gated-rnn", 4, hidden=100)
     solver = uh.make_model("gated-rnn", 6, hidden=80, d_out=3)
-    cells = {name: uh.make_model(name, 4, hidden=64) for name in ("lstm", "gru")}
+    cells = {name: uh.make_model(name, 4, hidden=64) for name in ("lru", "lstm", "gru")}
 
     def host() -> Any:
         return plain.teacher_batches(teacher.teacher, 64, 32)
@@ -159,6 +159,7 @@ def rows_of(times: dict[str, float], cores: int) -> list[dict[str, Any]]:
         ratio("teacher", "plain", 4, 2.5),
         ratio("teacher", "torch", None, 1.0),
         ratio("regression", "plain", 8, 4),
+        ratio("lru", "plain", None, 2),
         ratio("lstm", "plain", None, 2),
         ratio("gru", "plain", None, 2),
     ]

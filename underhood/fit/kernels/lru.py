@@ -1,7 +1,7 @@
 """Eq. 6–9 for a batch, features first: the complex recurrence in real arithmetic, step by step.
 
 Its gradient runs the same loop backwards in time with the conjugate of λ, and what λ gets follows from both in one sum.
-At n = 64, b = 64, t = 32, products with λ^{t−s} for each neuron took 2.3 ms with their gradient, the loops take 0.9.
+Products with λ^{t−s} for each neuron, one small matrix after the other, take three times as long as the loops.
 """
 
 from __future__ import annotations
