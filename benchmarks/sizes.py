@@ -101,7 +101,7 @@ def draw(rows: Sequence[dict[str, Any]], fits: dict[str, Any], path: Path) -> No
     """Seconds and gigabytes over d, both logarithmic, with the fitted growth and what was asked for as crosses."""
     from underhood.report.drawing import new_figure, style_curves
 
-    figure = new_figure(10, 4.2)
+    figure = new_figure(12, 4.2)
     names = [name for name in MEASURES if fits.get(name) and MEASURES[name].limits]
     for place, key in enumerate(("seconds", "gigabytes"), 1):
         axes = figure.add_subplot(1, 2, place)
@@ -114,7 +114,8 @@ def draw(rows: Sequence[dict[str, Any]], fits: dict[str, Any], path: Path) -> No
                 fit["factor"] * size_of(row) ** fit["exponent"] + (row["gigabytes_before"] if place == 2 else 0)
                 for row in large
             ]
-            axes.loglog([row["d"] for row in large], line, color=colour, label=f"{name}: d^{fit['exponent']:.1f}")
+            label = f"{name}: d^{fits[name]['seconds']['exponent']:.1f}, d^{fits[name]['gigabytes']['exponent']:.1f}"
+            axes.loglog([row["d"] for row in large], line, color=colour, label=label)
             for d, asked in {(row["d"], row["limit"][key]) for row in same if row["limit"]}:
                 axes.loglog(d, asked, "x", color=colour, ms=7)
         style_curves(axes, "d", key, f"{key} by size; crosses: asked for")
@@ -125,8 +126,17 @@ def draw(rows: Sequence[dict[str, Any]], fits: dict[str, Any], path: Path) -> No
         axes.set_xticks(ticks["x"], map(str, ticks["x"]))
         axes.set_yticks(ticks["y"], [f"{one:g}" for one in ticks["y"]])
         axes.minorticks_off()
-        if names:
-            axes.legend(fontsize=7, loc=("lower right", "center left")[place - 1])
+    if names:  # beside the panels: inside, it would hide what it explains
+        figure.subplots_adjust(left=0.06, right=0.74, wspace=0.22)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(
+            handles,
+            labels,
+            title="growth of seconds, gigabytes",
+            fontsize=8,
+            loc="center left",
+            bbox_to_anchor=(0.75, 0.5),
+        )
     figure.savefig(path, dpi=150)
 
 
