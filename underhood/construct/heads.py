@@ -7,6 +7,7 @@ Attention is that already, with d_k·d_v numbers a head (`blocks`), or fewer whe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -76,7 +77,7 @@ class Heads:
     def output_bounds(self) -> Float[np.ndarray, " d_o"]:
         return np.abs(self.out) @ self.read_bounds.ravel()
 
-    @property
+    @functools.cached_property
     def joint_bounds(self) -> Float[np.ndarray, " d_o"]:
         """max Σ_s Σ_ij |out_i v_i(x_s) k_j(x_s) q_j(x_t)|: of one x_s and one x_t, not each factor at its largest.
 
