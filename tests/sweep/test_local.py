@@ -20,7 +20,7 @@ from underhood.fit.config import FitConfig
 from underhood.fit.runs import fit
 from underhood.model import make_model
 from underhood.storage.files import load
-from underhood.sweep import local, run_sweep
+from underhood.sweep import Teller, local, run_sweep
 from underhood.sweep.job import jobs_of, run_job
 from underhood.sweep.spec import parse
 from underhood.sweep.store import Store, results
@@ -84,6 +84,40 @@ def test_an_error_where_results_are_kept_ends_the_workers(tmp_path):
     with pytest.raises(UnderhoodError, match="File too large"):
         run_sweep(sweep({"hidden": [3, 4], "steps": 5}), tmp_path, workers=1, watch=no_room)
     assert not multiprocessing.active_children()
+
+
+def test_what_is_left_is_told_by_work_not_by_runs(monkeypatch, capsys):
+    """One run of 100 neurons took ten minutes; four of 10 neurons, 25 times less work each, are left."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    runs = parse(sweep({"hidden": [100, 10], "seeds": [0, 1, 2, 3]})).expanded()
+    wide, *narrow = [runs[0], *(run for run in runs if run.hidden == 10)]
+    teller = Teller()
+    teller.expects([wide, *narrow])
+    clock[0] = 600.0
+    teller(1, 5, {**wide.as_dict(), "id": wide.id, "held_out_loss": 0.1, "seconds": 600.0})
+    assert capsys.readouterr().err.endswith("· 2 min left\n")
+    teller.expects(narrow)  # resumed
+    clock[0] = 660.0
+    teller(2, 5, {**narrow[0].as_dict(), "id": narrow[0].id, "held_out_loss": 0.1, "seconds": 60.0})
+    assert capsys.readouterr().err.endswith("· 3 min left\n")
+
+
+def test_a_resumed_sweep_expects_what_is_missing(tmp_path):
+    class Watch:
+        def expects(self, runs):
+            self.expected = [run.hidden for run in runs]
+
+        def __call__(self, done, total, record):
+            self.last = (done, total)
+
+    watch, spec = Watch(), sweep({"hidden": [3, 4], "steps": 5})
+    whole = run_sweep(spec, tmp_path / "whole", workers=1, watch=watch)
+    assert (watch.expected, watch.last) == ([3, 4], (2, 2))
+    lines = (tmp_path / "whole" / "results.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "whole" / "results.jsonl").write_text(lines[0])
+    assert len(run_sweep(spec, tmp_path / "whole", workers=1, watch=watch, resume=True)) == len(whole)
+    assert len(watch.expected) == 1
 
 
 def test_killed_with_all_its_workers_and_resumed(tmp_path):

@@ -30,7 +30,7 @@ def jobs_of(runs: Sequence[RunSpec], *, checkpoint_every: int, keep_models: bool
     groups: dict[str, list[RunSpec]] = {}
     for run in runs:
         groups.setdefault(run.shape, []).append(run)
-    ordered = sorted(groups.values(), key=lambda group: -_cost(group))
+    ordered = sorted(groups.values(), key=lambda group: -sum(map(work_of, group)))
     return [
         {
             "id": hashlib.sha256("".join(run.id for run in group).encode()).hexdigest()[:16],
@@ -42,13 +42,12 @@ def jobs_of(runs: Sequence[RunSpec], *, checkpoint_every: int, keep_models: bool
     ]
 
 
-def _cost(group: Sequence[RunSpec]) -> float:
-    """A guess at the work, to sort by: weights times tokens."""
-    run = group[0]
+def work_of(run: RunSpec) -> float:
+    """A guess at the work of a run, to sort by and to tell what is left: weights times tokens."""
     if run.optimizer == "levenberg":
         return 1e11  # a minute or two, whatever the width
     tokens = run.steps * run.batch_size * run.make_task().steps
-    return 1.0 * len(group) * tokens * run.layers * (run.hidden**2 + 50 * run.hidden)
+    return 1.0 * tokens * run.layers * (run.hidden**2 + 50 * run.hidden)
 
 
 def run_job(job: dict[str, Any], folder: str | None = None) -> list[Result]:

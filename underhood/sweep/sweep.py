@@ -6,14 +6,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from underhood.errors import UnderhoodError
 from underhood.fit.folder import differences
 from underhood.sweep.cluster import Tls, require_address, run_on_cluster
-from underhood.sweep.job import Result, jobs_of
+from underhood.sweep.job import Result, jobs_of, work_of
 from underhood.sweep.local import run_here
 from underhood.sweep.spec import RunSpec, Sweep, parse, read_spec
 from underhood.sweep.store import SPEC, Store
@@ -26,16 +26,21 @@ class Teller:
     """A line on stderr for each run that ends, with the time that is left at the pace so far."""
 
     def __init__(self) -> None:
-        self._began, self._first = time.monotonic(), 0
+        self.expects([])
+
+    def expects(self, runs: Sequence[RunSpec]) -> None:
+        """What is to be done: the widest come first, so that a count of runs would tell a multiple of what is left."""
+        self._began, self._left = time.monotonic(), {run.id: work_of(run) for run in runs}
+        self._work = sum(self._left.values())
 
     def __call__(self, done: int, total: int, record: dict[str, Any]) -> None:
-        self._first = self._first or done - 1  # what stood in the store already took no time
-        passed = time.monotonic() - self._began
-        left = passed / (done - self._first) * (total - done) if done > self._first else 0.0
+        self._left.pop(record["id"], None)
+        left, passed = sum(self._left.values()), time.monotonic() - self._began
+        minutes = passed * left / (self._work - left) / 60 if left < self._work else 0.0
         loss = record.get("held_out_loss")
         shown = record.get("reason", "") if loss is None else f"loss {loss:.3e}, {record['seconds']:.0f} s"
         size = f"{record['model']} {record['layers']}×{record['hidden']} seed {record['seed']}"
-        sys.stderr.write(f"{done}/{total} · {record['task']} · {size}: {shown} · {left / 60:.0f} min left\n")
+        sys.stderr.write(f"{done}/{total} · {record['task']} · {size}: {shown} · {minutes:.0f} min left\n")
 
 
 def run_sweep(
@@ -54,7 +59,8 @@ def run_sweep(
     `spec`: a file, its content, or what `parse` made of it (docs/scale.md). `out`: the folder for results, which
     `resume` goes on from. `scheduler`: the address of a dask cluster, with `tls` where it asks for certificates;
     otherwise `workers` processes here, one a core unless given. `watch(done, total, record)` is called as each run
-    ends, `warn(text)` where something was mended.
+    ends (and, where it has that method, `watch.expects(runs)` before the first of those that are to be done),
+    `warn(text)` where something was mended.
     """
     sweep, warn = spec if isinstance(spec, Sweep) else read_spec(spec), warn or (lambda text: None)
     runs = sweep.expanded()
@@ -74,6 +80,8 @@ def run_sweep(
         left = [run for run in runs if run.id not in store.done]
         jobs = jobs_of(left, checkpoint_every=sweep.checkpoint_every, keep_models=sweep.keep_models)
         wanted = {run.id for run in runs}
+        if (expects := getattr(watch, "expects", None)) is not None:
+            expects(left)
 
         def done(results: list[Result]) -> None:
             for record, network in results:
