@@ -99,7 +99,7 @@ def test_workers_scheduler_and_client_die_and_every_run_ends_once(cluster, undis
     wait_for(out, 1, running)
     first.send_signal(signal.SIGKILL)  # in the middle of its second job
     second = client(spec, out, cluster.address)  # another client on the same folder
-    assert "in use" in second.communicate(timeout=60)[1]
+    assert "is at work" in second.communicate(timeout=60)[1]
     assert second.returncode == 2
     wait_for(out, 2, running)
     running.send_signal(signal.SIGKILL)
