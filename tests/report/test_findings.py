@@ -126,6 +126,12 @@ def test_each_architecture_trains_at_the_rate_of_its_search():
 
 def test_the_committed_runs_are_whole_and_say_what_the_figures_say(capsys):
     records = [record for name in ("widths", "architectures") for record in results(COMMITTED / name)]
+    longest = results(COMMITTED.parents[1] / "overnight" / "sweep" / "widths")
+    assert {record["id"] for record in longest} == {run.id for run in widths_of("overnight").expanded()}
+    rows = json.loads((COMMITTED.parents[1] / "overnight" / "figure3.json").read_text())["rows"]
+    assert [(row["name"], row["here"]) for row in rows] == [
+        (row.name, row.here) for row in FINDINGS["figure3"](longest)
+    ]
     assert {record["id"] for record in records} >= {run.id for run in both("laptop")}
     main(str(COMMITTED))
     printed = capsys.readouterr().out
