@@ -104,11 +104,12 @@ class Heads:
         return np.eye(self.keys.shape[2])[-1]
 
     def errors(self, left: float, envelope: Envelope) -> Float[np.ndarray, " d_o"]:
-        """What rounding does to y, and a part `left` of all that is added up.
+        """What rounding does to y, and the part `left` of the limits.
 
-        A projection rounds by a part of its largest value, whatever its own; the rest by a part of what it adds up.
+        Sums round by a part of what they add up. A projection rounds by a part of its largest value, whatever its own,
+        and what a limit leaves may mix keys of one step with values of another: each at its largest.
         """
-        return self._projecting(envelope) * self.output_bounds + (left + self._adding(envelope)) * self.joint_bounds
+        return (left + self._projecting(envelope)) * self.output_bounds + self._adding(envelope) * self.joint_bounds
 
     def rounding(self, envelope: Envelope) -> float:
         """The same as a part of `output_bounds`."""
