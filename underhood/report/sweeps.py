@@ -56,7 +56,7 @@ SIZES = {
         "seeds": 3,
         "long": None,
         "learning_rate": 1e-3,
-        "rates": {"learning_rate": [1e-3, 3e-3, 1e-2], "hidden": 32, "steps": 10_000},
+        "rates": {"learning_rate": [1e-3, 3e-3, 1e-2, 3e-2], "hidden": 32, "steps": 10_000},
     },
     "paper": {
         "width_steps": {TEACHER: 781_000, REGRESSION: 300_000},
