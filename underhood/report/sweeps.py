@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -106,16 +107,21 @@ def rates_of(budget: str) -> Sweep:
 
 
 def best_rates(records: Iterable[dict[str, Any]]) -> Rates:
-    """The rate of least loss for each task and architecture; runs that diverged have none."""
-    best: dict[tuple[str, str, int], dict[str, Any]] = {}
+    """The rate of least loss for each task and architecture; a rate counts as the worse of itself and the next larger.
+
+    The runs that follow are longer and up to twice as wide: a rate just below one that fails at 32 neurons may fail
+    there. So the largest rate is never chosen, and a run that diverged rules out the rate below it, too.
+    """
+    losses: dict[tuple[str, str, int], dict[float, float]] = {}
     for record in records:
         kind = (record["task"], record["model"], record["layers"])
-        if (
-            record["status"] == "done"
-            and record["held_out_loss"] < best.get(kind, {"held_out_loss": inf})["held_out_loss"]
-        ):
-            best[kind] = record
-    return {kind: record["learning_rate"] for kind, record in best.items()}
+        loss = record["held_out_loss"] if record["status"] == "done" else inf
+        losses.setdefault(kind, {})[record["learning_rate"]] = loss
+    best: Rates = {}
+    for kind, found in losses.items():
+        worse = {rate: max(found[rate], found[larger]) for rate, larger in pairwise(sorted(found))}
+        best[kind] = min(worse, key=worse.__getitem__)
+    return best
 
 
 def _common(task: str) -> dict[str, Any]:
