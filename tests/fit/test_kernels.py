@@ -68,10 +68,11 @@ def test_every_architecture_matches_its_steps(name):
     assert compare(model, 7, "both", np.float64) < tolerance(np.float64)
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru"])
-def test_two_layers_match(name):
+@pytest.mark.parametrize(("name", "t"), [("lstm", 6), ("gru", 6), ("lru-in-out", 6), ("lru-in-skip", 1)])
+def test_two_layers_match(name, t):
+    """At every step, and where the last layer is asked for its last step alone."""
     model = disturbed(uh.make_model(name, 3, hidden=5, layers=2, dtype=np.float64), 2)
-    assert compare(model, 6, False, np.float64) < tolerance(np.float64)
+    assert compare(model, t, "both", np.float64) < tolerance(np.float64)
 
 
 @pytest.mark.parametrize("cell", [LSTM, GRU])

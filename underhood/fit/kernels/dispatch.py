@@ -23,9 +23,10 @@ KERNELS: dict[type, Kernel] = {}
 AtOnce = Callable[[Any, int], int | None]
 AT_ONCE: dict[type, AtOnce] = {}
 
-# A cell of a stack takes features first: (cell, embedding, xs (d, t, b)) to (d_out, t, b), all steps. The cell
-# reads embedding(xs), or xs where embedding is None. It returns None for a cell that it does not cover.
-CellKernel = Callable[[Any, Linear | None, Float[Array, "d t b"]], Float[Array, "d_o t b"] | None]
+# A cell of a stack takes features first: (cell, embedding, xs (d, t, b), last) to (d_out, t, b). Where `last`, no step
+# but the last is read, and a kernel may return that one alone. The cell reads embedding(xs), or xs where embedding is
+# None. The kernel returns None for a cell that it does not cover.
+CellKernel = Callable[[Any, Linear | None, Float[Array, "d t b"], bool], Float[Array, "d_o s b"] | None]
 CELL_KERNELS: dict[type, CellKernel] = {}
 
 
@@ -46,7 +47,7 @@ def cell_kernel_for(kind: type) -> Callable[[CellKernel], CellKernel]:
 
     def register(kernel: CellKernel) -> CellKernel:
         def alone(cell: Any, xs: Float[Array, "b t d"], last: bool) -> Float[Array, "b *t d_o"] | None:
-            ys = kernel(cell, None, xs.transpose(2, 1, 0))
+            ys = kernel(cell, None, xs.transpose(2, 1, 0), last)
             if ys is None:
                 return None
             return ys[:, -1].T if last else ys.transpose(2, 1, 0)

@@ -19,8 +19,8 @@ from underhood.fit.kernels.steps import at_step, delayed, put_step, zeros_like_s
 
 
 @cell_kernel_for(GRU)
-def gru(cell: GRU, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float[Array, "n t b"] | None:
-    """The hidden states of a batch, from a state of zeros."""
+def gru(cell: GRU, embedding: Linear | None, xs: Float[Array, "d t b"], last: bool) -> Float[Array, "n t b"] | None:
+    """The hidden states of a batch, from a state of zeros; all of them, as each is needed for the next."""
     if not (is_dense(cell.u) and is_dense(cell.v)) or cell.reset == "after":  # torch's reset: read, not trained
         return None
     gates = (RESET, UPDATE)

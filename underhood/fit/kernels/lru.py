@@ -12,13 +12,13 @@ from jaxtyping import Array, Float
 
 from underhood.cells.linear import Linear
 from underhood.cells.lru import LRU
-from underhood.fit.kernels.columns import columns
+from underhood.fit.kernels.columns import columns, row_sums
 from underhood.fit.kernels.dispatch import cell_kernel_for, is_dense
-from underhood.fit.kernels.steps import at_step, delayed, put_step
+from underhood.fit.kernels.steps import at_step, put_step
 
 
 @cell_kernel_for(LRU)
-def lru(cell: LRU, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float[Array, "d_o t b"] | None:
+def lru(cell: LRU, embedding: Linear | None, xs: Float[Array, "d t b"], last: bool) -> Float[Array, "d_o s b"] | None:
     """The outputs of a batch, from a state of zeros."""
     gatings = [gating for gating in (cell.input_gating, cell.output_gating) if gating is not None]
     weights = [w for gating in gatings for w in (gating.w_m, gating.w_x)]
@@ -29,27 +29,32 @@ def lru(cell: LRU, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float
         inputs = jnp.concatenate([inputs, jnp.ones((1, inputs.shape[1]), inputs.dtype)])
         made = jnp.concatenate([embedding.weight, embedding.bias[:, None]], axis=1)
 
-    def of_x(*weights: Array) -> Float[Array, "k columns"]:
+    def of(inputs: Float[Array, "d columns"], *weights: Array) -> Float[Array, "k columns"]:
         """W x of every step. W E comes first, which is small: the embedded sequence is never made."""
         weight = jnp.concatenate(weights)
-        return columns(weight if made is None else weight @ made, inputs)
+        return columns(weight if made is None else columns(weight, made), inputs)
 
-    gamma = jnp.exp(cell.gamma_log)[:, None]
-    of_u = (gamma * cell.b_real, gamma * cell.b_imag, cell.skip)
-    if cell.input_gating is None:
-        driven = of_x(*of_u)
+    def read(xs: Float[Array, "k columns"]) -> Float[Array, "k read"]:
+        """The columns whose output is asked for. What comes before them passes through the recurrence alone."""
+        return xs[:, -batch:] if last else xs
+
+    batch, gamma, gating = xs.shape[2], jnp.exp(cell.gamma_log)[:, None], cell.input_gating
+    into_h = (gamma * cell.b_real, gamma * cell.b_imag)
+    if gating is None:
+        into, skipped = of(inputs, *into_h), of(read(inputs), cell.skip)
     else:
-        driven = jnp.concatenate(of_u) @ _gated(of_x(cell.input_gating.w_m, cell.input_gating.w_x))
-    into, skipped = jnp.split(driven, [2 * cell.hidden])
+        u = _gated(of(inputs, gating.w_m, gating.w_x))
+        into, skipped = columns(jnp.concatenate(into_h), u), columns(cell.skip, read(u))
     size, angle = jnp.exp(-jnp.exp(cell.nu_log)), jnp.exp(cell.theta_log)
     h = states(size * jnp.cos(angle), size * jnp.sin(angle), into.reshape(-1, *xs.shape[1:]))
-    read = jnp.concatenate([cell.c_real, -cell.c_imag], axis=1) @ h.reshape(len(into), -1) + skipped
+    c = jnp.concatenate([cell.c_real, -cell.c_imag], axis=1)
+    y = columns(c, read(h.reshape(len(into), -1))) + skipped
     w_m, w_x = cell.output_gating.w_m, cell.output_gating.w_x
     if cell.form == "in-skip":
-        outputs = jax.nn.sigmoid(of_x(w_m)) * (w_x @ read)
+        outputs = jax.nn.sigmoid(of(read(inputs), w_m)) * columns(w_x, y)
     else:
-        outputs = _gated(jnp.concatenate([w_m, w_x]) @ read)
-    return outputs.reshape(-1, *xs.shape[1:])
+        outputs = _gated(columns(jnp.concatenate([w_m, w_x]), y))
+    return outputs.reshape(len(outputs), -1, batch)
 
 
 def _gated(both: Float[Array, "k2 columns"]) -> Float[Array, "k columns"]:
@@ -67,19 +72,19 @@ def states(
 
 
 def _run(along: Array, across: Array, into: Float[Array, "n2 t b"], *, back: bool) -> Float[Array, "n2 t b"]:
-    """h = λ h + into, from the first step on or, going back, from the last."""
+    """h = λ h + into, from the first step on or, going back, from the last; each h takes the place of what went in."""
     n, (_, t, b) = len(along), into.shape
     along, across = along[:, None], across[:, None]
 
     def body(index: Array, carried: tuple[Array, ...]) -> tuple[Array, ...]:
         real, imag, hs = carried
         step = t - 1 - index if back else index
-        now = at_step(into, step)
+        now = at_step(hs, step)
         real, imag = along * real - across * imag + now[:n], along * imag + across * real + now[n:]
         return real, imag, put_step(hs, jnp.concatenate([real, imag]), step)
 
     start = jnp.zeros((n, b), into.dtype)
-    return jax.lax.fori_loop(0, t, body, (start, start, jnp.zeros_like(into)))[2]
+    return jax.lax.fori_loop(0, t, body, (start, start, into))[2]
 
 
 def _forward(along: Array, across: Array, into: Array) -> tuple[Array, tuple[Array, ...]]:
@@ -90,9 +95,10 @@ def _forward(along: Array, across: Array, into: Array) -> tuple[Array, tuple[Arr
 def _backward(saved: tuple[Array, ...], dhs: Float[Array, "n2 t b"]) -> tuple[Array, Array, Array]:
     along, across, hs = saved
     dinto = _run(along, -across, dhs, back=True)
-    (real, imag), (dreal, dimag) = jnp.split(delayed(hs), 2), jnp.split(dinto, 2)
-    dalong, dacross = dreal * real + dimag * imag, dimag * real - dreal * imag
-    return dalong.sum(axis=(1, 2)), dacross.sum(axis=(1, 2)), dinto
+    n, before, after = len(along), hs[:, :-1], dinto[:, 1:]
+    dalong = row_sums(after[:n] * before[:n] + after[n:] * before[n:])
+    dacross = row_sums(after[n:] * before[:n] - after[:n] * before[n:])
+    return dalong, dacross, dinto
 
 
 states.defvjp(_forward, _backward)

@@ -22,8 +22,8 @@ ORDER = (FORGET, INPUT, OUTPUT, CANDIDATE)  # what goes through σ stands togeth
 
 
 @cell_kernel_for(LSTM)
-def lstm(cell: LSTM, embedding: Linear | None, xs: Float[Array, "d t b"]) -> Float[Array, "n t b"] | None:
-    """The hidden states of a batch, from a state of zeros."""
+def lstm(cell: LSTM, embedding: Linear | None, xs: Float[Array, "d t b"], last: bool) -> Float[Array, "n t b"] | None:
+    """The hidden states of a batch, from a state of zeros; all of them, as each is needed for the next."""
     if cell.v is None or not is_dense(cell.u):
         return None
     u, v, b = (jnp.concatenate([part[gate] for gate in ORDER]) for part in (cell.u, cell.v, cell.b))

@@ -18,7 +18,7 @@ def stack(model: Stack, xs: Float[Array, "b t d"], last: bool) -> Float[Array, "
         return None
     for index, cell in enumerate(model.cells):
         kernel, before = CELL_KERNELS.get(type(cell)), embedding if index == 0 else None
-        states = kernel(cell, before, signal) if kernel is not None else None
+        states = kernel(cell, before, signal, last and index == model.layers - 1) if kernel is not None else None
         if states is None:
             states = _own_scan(cell, affine(before.weight, before.bias, signal) if before else signal)
         signal = states
