@@ -60,6 +60,20 @@ def test_findings_that_hold_and_findings_that_do_not():
     assert all(row.met for row in FINDINGS["figure5"](made_up(**HOLDS)))
 
 
+def test_a_row_tells_what_each_seed_gives():
+    """The median over seeds is what is asked; a seed that differs shows, and only in the rows that it is in."""
+    records = made_up("overnight", **HOLDS)
+    wide = [r for r in records if (r["task"], r["model"], r["hidden"]) == (TEACHER, "gated-rnn", 64) and r["probe"]]
+    assert {record["seed"] for record in wide} == {0, 1, 2}
+    next(record for record in wide if record["seed"] == 1)["validation_loss"] *= 4
+    rows = FINDINGS["figure4"](records)
+    changed = next(row for row in rows if "over gated RNN" in row.name)
+    assert changed.here == pytest.approx(1000) and changed.by_seed == pytest.approx((1000, 250, 1000))
+    assert all(len(row.by_seed) == 3 and len(set(row.by_seed)) == 1 for row in rows if row is not changed)
+    long = FINDINGS["figure4"](made_up(**HOLDS))  # of the laptop's longer runs there is one seed
+    assert {row.name.split(":")[0]: len(row.by_seed) for row in long} == {"teacher": 1, "regression": 2}
+
+
 @pytest.mark.parametrize(("loss", "met"), [(1e-6, True), (1e-4, False)])
 def test_the_plateau_is_asked_of_runs_that_are_long_enough(loss, met):
     """Of 68 neurons: what is made up is divided by the width."""

@@ -114,6 +114,23 @@ def test_a_number_that_is_none_is_shown(results):
 
 
 @pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        ([180.0, 264.3, 310.0], "3 seeds: 180 to 310"),
+        ([12, 12], "2 seeds: 12"),
+        ([1.0], "1 seed"),
+        ([], None),
+        (["<b>"], None),
+        (7, None),
+    ],
+)
+def test_the_seeds_behind_a_row_are_told(found, shown):
+    row = {"name": "ratio", "paper": None, "here": 264.3, "met": True}
+    page, plain = (report_html([record(rows=[some])]) for some in (row | {"by_seed": found}, row))
+    assert page == plain if shown is None else f"<small>{shown}</small></td>" in page
+
+
+@pytest.mark.parametrize(
     "changes", [{"panels": [{"name": "W", "values": [["x"]]}]}, {"charts": [7]}, {"provenance": [1]}, {"networks": 5}]
 )
 def test_results_that_are_none_are_refused(changes):

@@ -53,10 +53,14 @@ class Reproduce:
 def _print_rows(records: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
+    from underhood.report.drawing import seeds_of
+
     table = Table("artifact", "what", "paper", "here", "met", title="paper against here", title_justify="left")
     for record in records:
         for row in record["rows"]:
             paper = "–" if row["paper"] is None else str(row["paper"])
-            table.add_row(record["artifact"], row["name"], paper, number(row["here"]), "✓" if row["met"] else "✗")
+            seeds = seeds_of(row)
+            here = number(row["here"]) + (f" ({seeds})" if seeds else "")
+            table.add_row(record["artifact"], row["name"], paper, here, "✓" if row["met"] else "✗")
         table.add_section()
     show(table)

@@ -43,6 +43,8 @@ class Row:
     paper: Any
     here: Any
     met: bool
+    by_seed: tuple[Any, ...] = ()
+    """The same number from each seed alone, where `here` is of several."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +131,7 @@ def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str
     record = {
         "artifact": name,
         "budget": budget,
-        "rows": [dataclasses.asdict(row) for row in artifact.rows],
+        "rows": [_without_default(row) for row in artifact.rows],
         "charts": [dataclasses.asdict(chart) for chart in artifact.charts],
         "panels": [dataclasses.asdict(panel) for panel in artifact.panels],
         "networks": list(artifact.networks),
@@ -140,6 +142,10 @@ def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str
             write_atomically(folder / f"{name}.{suffix}", rendered(artifact.figure, suffix))
     write_atomically(folder / f"{name}.json", (json.dumps(record, indent=1) + "\n").encode())
     return artifact, record
+
+
+def _without_default(row: Row) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(row).items() if name != "by_seed" or value}
 
 
 def rendered(figure: Figure, suffix: str) -> bytes:

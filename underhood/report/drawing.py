@@ -148,3 +148,14 @@ def text_of(value: Any) -> str:
         return f"{value:.3g}" if exponent < 3 else f"{float(f'{value:.2e}'):,.0f}"
     digits = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{mantissa}·10{digits}"
+
+
+def seeds_of(row: dict[str, Any]) -> str:
+    """What stands behind a row of a record: how many seeds, and the least and the largest number that one gives."""
+    found = row.get("by_seed")
+    if not isinstance(found, (list, tuple)) or not found or not all(isinstance(one, (int, float)) for one in found):
+        return ""
+    if len(found) == 1:
+        return "1 seed"
+    least, most = text_of(min(found)), text_of(max(found))
+    return f"{len(found)} seeds: {least if least == most else f'{least} to {most}'}"

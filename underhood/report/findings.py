@@ -6,6 +6,7 @@ python -m underhood.report.findings results/laptop/sweep
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,8 @@ from scipy.stats import rankdata
 from underhood.data import LinearRegression
 from underhood.report.artifact import Row
 
-TEACHER, REGRESSION, D = "teacher-student", "linear-regression", 6
+TASKS = TEACHER, REGRESSION = "teacher-student", "linear-regression"
+D = 6
 # Hidden neurons of the constructions at d = 6: Figure 1, and with symmetric key-values, which is the least as well.
 WIDTHS = {"full": D * D + D, "compact": D * (D + 1) // 2 + D}
 LRUS, GATED_LRUS = ("lru", "lru-in-out", "lru-in-skip"), ("lru-in-out", "lru-in-skip")
@@ -27,27 +29,29 @@ RESAMPLED = 2000  # times, for an interval
 NEAR = 1.5  # "best or near it": within this factor of the best
 
 Records = list[dict[str, Any]]
+Models = tuple[str, ...]  # names of architectures
+Ask = Callable[[Records], Any]  # a number of some runs
 
 
 def findings_3(records: Records) -> list[Row]:
     """Section 3.2 and 4.2: mild overparametrisation for a random teacher, compression for the regression task."""
-    first_order = _widths(records, TEACHER, "adamw")
-    a = transition(first_order, "held_out_loss")
-    b = transition(_widths(records, REGRESSION, "adamw"), "excess")
-    compact = WIDTHS["compact"]
+    compact, first_order = WIDTHS["compact"], _widths(records, TEACHER, "adamw")
+    a, b = (functools.partial(transition, quantity=quantity) for quantity in ("held_out_loss", "excess"))
+    what = "AdamW's transition, hidden neurons"
     rows = [
-        Row(
-            "A: AdamW's transition, hidden neurons; at most 2.5 × compact",
-            f"about 2 × {compact}",
-            a,
-            a <= 2.5 * compact,
+        _row(f"A: {what}; at most 2.5 × compact", f"about 2 × {compact}", a, first_order, lambda n: n <= 2.5 * compact),
+        _row(
+            f"B: {what}; below compact",
+            f"far below {compact}",
+            b,
+            _widths(records, REGRESSION, "adamw"),
+            lambda n: n < compact,
         ),
-        Row("B: AdamW's transition, hidden neurons; below compact", f"far below {compact}", b, b < compact),
     ]
     if first_order[0]["steps"] >= PAPER_STEPS:  # fewer do not reach the plateau
-        widest = max(r["hidden"] for r in first_order)
-        plateau = float(np.median([r["held_out_loss"] for r in first_order if r["hidden"] == widest]))
-        rows.append(Row(f"A: AdamW's loss at {widest} neurons; at most {PLATEAU:g}", None, plateau, plateau <= PLATEAU))
+        wide = _widest(first_order)
+        name = f"A: AdamW's loss at {wide[0]['hidden']} neurons; at most {PLATEAU:g}"
+        rows.append(_row(name, None, lambda some: _median(some, "held_out_loss"), wide, lambda loss: loss <= PLATEAU))
     for name, task, quantity, small in (("A", TEACHER, "held_out_loss", 1e-12), ("B", REGRESSION, "excess", 1e-4)):
         found = _widths(records, task, "levenberg")
         reached = [r["hidden"] for r in found if r[quantity] <= small]
@@ -58,38 +62,45 @@ def findings_3(records: Records) -> list[Row]:
 
 
 def findings_4(records: Records) -> list[Row]:
-    """Section 3.3 and 4.3."""
-    at = _compared(records)
-    widest = {task: max(r["hidden"] for r in at if r["task"] == task) for task in (TEACHER, REGRESSION)}
+    """Section 3.3 and 4.3: at the largest width of each task, the best of some architectures over that of others."""
+    teacher, regression = (_widest([r for r in _compared(records) if r["task"] == task]) for task in TASKS)
+    optimum, everything = gradient_step_loss(validation=True), tuple({r["model"] for r in regression})
+    gating, gru, lru = "LRU with input gating", ("gru",), ("lru",)
 
-    def loss(task: str, *models: str) -> float:
-        """The best of these architectures at the largest width, median over seeds."""
-        return min(_median(at, task, model, layers, widest[task]) for model in models for layers in (1, 2))
+    def ratio(upper: Models, lower: Models) -> Ask:
+        return lambda some: best_loss(some, upper) / best_loss(some, lower)
 
-    diagonal, dense = loss(TEACHER, "gated-rnn"), loss(TEACHER, "gated-rnn-dense")
-    gated, nonlinear = loss(TEACHER, *GATED_LRUS), loss(TEACHER, "lstm", "gru")
-    optimum = gradient_step_loss(validation=True)
-    gru = loss(REGRESSION, "gru")
-    everything = {r["model"] for r in at}
-    best = loss(REGRESSION, *everything)
-    rows = [
-        Row(
-            "teacher: LRU with input gating over gated RNN, loss ratio; ≫ 1",
-            "≫ 1",
-            gated / diagonal,
-            gated >= MUCH * diagonal,
+    def much(found: float) -> bool:
+        return found >= MUCH
+
+    def more(found: float) -> bool:
+        return found > 1
+
+    asked: list[tuple[str, str, Ask, Records, Callable[[float], bool]]] = [
+        (f"{gating} over gated RNN, loss ratio; ≫ 1", "≫ 1", ratio(GATED_LRUS, ("gated-rnn",)), teacher, much),
+        (f"{gating} over dense gated RNN; ≫ 1", "≫ 1", ratio(GATED_LRUS, ("gated-rnn-dense",)), teacher, much),
+        (f"LSTM and GRU over {gating}; > 1", "> 1", ratio(("lstm", "gru"), GATED_LRUS), teacher, more),
+        (f"LRU over {gating}; > 1", "> 1", ratio(lru, GATED_LRUS), teacher, more),
+        (f"LRU over {gating}; > 1", "> 1", ratio(lru, GATED_LRUS), regression, more),
+        (
+            f"GRU over the best architecture; at most {NEAR}",
+            "1",
+            ratio(gru, everything),
+            regression,
+            lambda r: r <= NEAR,
         ),
-        Row("teacher: LRU with input gating over dense gated RNN; ≫ 1", "≫ 1", gated / dense, gated >= MUCH * dense),
-        Row("teacher: LSTM and GRU over LRU with input gating; > 1", "> 1", nonlinear / gated, nonlinear > gated),
+        (
+            "GRU over the gradient step, validation loss; < 1",
+            "< 1",
+            lambda some: best_loss(some, gru) / optimum,
+            regression,
+            lambda r: r < 1,
+        ),
     ]
-    for name, task in (("teacher", TEACHER), ("regression", REGRESSION)):
-        gain = loss(task, "lru") / loss(task, *GATED_LRUS)
-        rows.append(Row(f"{name}: LRU over LRU with input gating; > 1", "> 1", gain, gain > 1))
-    rows += [
-        Row(f"regression: GRU over the best architecture; at most {NEAR}", "1", gru / best, gru <= NEAR * best),
-        Row("regression: GRU over the gradient step, validation loss; < 1", "< 1", gru / optimum, gru < optimum),
+    return [
+        _row(f"{'teacher' if at is teacher else 'regression'}: {name}", paper, ask, at, holds)
+        for name, paper, ask, at, holds in asked
     ]
-    return rows
 
 
 def gradient_step_loss(*, validation: bool) -> float:
@@ -102,10 +113,8 @@ def gradient_step_loss(*, validation: bool) -> float:
 def findings_5(records: Records) -> list[Row]:
     """Appendix B.1, and the closing question of Section 4.3: is closeness to attention what makes them learn?"""
     at = [r for r in _compared(records) if r["task"] == REGRESSION]
-    one = _median(_compared(records), TEACHER, "lru", 1, max(r["hidden"] for r in at))
-    with_gating = min(
-        _median(_compared(records), TEACHER, model, 1, max(r["hidden"] for r in at)) for model in GATED_LRUS
-    )
+    widest = max(r["hidden"] for r in at)
+    one_layer = [r for r in _compared(records) if (r["task"], r["layers"], r["hidden"]) == (TEACHER, 1, widest)]
     lrus, everything, within = (
         correlation([r for r in at if r["model"] in LRUS]),
         correlation(at),
@@ -113,11 +122,42 @@ def findings_5(records: Records) -> list[Row]:
     )
     what = "rank correlation of distance from attention and loss, 95 % interval"
     return [
-        Row("teacher, one layer: LRU over LRU with input gating; > 1", "> 1", one / with_gating, one > with_gating),
+        _row(
+            "teacher, one layer: LRU over LRU with input gating; > 1",
+            "> 1",
+            lambda some: best_loss(some, ("lru",)) / best_loss(some, GATED_LRUS),
+            one_layer,
+            lambda gain: gain > 1,
+        ),
         Row(f"LRUs: {what}; above 0", "high", lrus.text, lrus.low > 0),
         Row(f"all architectures: {what} (the paper leaves it open)", None, everything.text, True),
         Row(f"within architectures: {what}", None, within.text, True),
     ]
+
+
+def _row(name: str, paper: str | None, ask: Ask, records: Records, holds: Callable[[Any], bool]) -> Row:
+    """What `ask` says of these runs, and of those of each seed alone."""
+    here, seeds = ask(records), sorted({r["seed"] for r in records})
+    by_seed = tuple(ask([r for r in records if r["seed"] == seed]) for seed in seeds)
+    return Row(name, paper, here, holds(here), by_seed)
+
+
+def _widest(records: Records) -> Records:
+    widest = max(r["hidden"] for r in records)
+    return [r for r in records if r["hidden"] == widest]
+
+
+def _median(records: Records, quantity: str) -> float:
+    return float(np.median([r[quantity] for r in records]))
+
+
+def best_loss(records: Records, models: Models) -> float:
+    """The least validation loss of these architectures, with one layer or two; of each, the median over seeds."""
+    kinds: dict[tuple[str, int], Records] = {}
+    for record in records:
+        if record["model"] in models:
+            kinds.setdefault((record["model"], record["layers"]), []).append(record)
+    return min((_median(alike, "validation_loss") for alike in kinds.values()), default=float("inf"))
 
 
 def transition(records: Records, quantity: str) -> int:
@@ -136,12 +176,6 @@ def _widths(records: Records, task: str, optimizer: str) -> Records:
 def _compared(records: Records) -> Records:
     """The runs of Figures 4 and 5."""
     return [r for r in records if r["probe"]]
-
-
-def _median(records: Records, task: str, model: str, layers: int, hidden: int) -> float:
-    wanted = (task, model, layers, hidden)
-    losses = [r["validation_loss"] for r in records if (r["task"], r["model"], r["layers"], r["hidden"]) == wanted]
-    return float(np.median(losses)) if losses else float("inf")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import underhood
 from underhood.errors import UnderhoodError
 from underhood.identify.found import DECAYED, LINEAR
 from underhood.report.artifact import ARTIFACTS
-from underhood.report.drawing import text_of
+from underhood.report.drawing import seeds_of, text_of
 from underhood.report.page import render
 from underhood.report.records import Record, load_records
 from underhood.report.svg import chart_svg, panel_svg, points_of, series_look
@@ -78,7 +78,8 @@ def _group(name: str, records: list[Record]) -> dict[str, Any]:
             key = str(row.get("name", ""))
             merged = rows.setdefault(key, {"name": key, "paper": row.get("paper"), "here": {}})
             met = row.get("met")
-            merged["here"][record["budget"]] = {"text": text_of(row.get("here")), "met": met is True}
+            cell = {"text": text_of(row.get("here")), "seeds": seeds_of(row), "met": met is True}
+            merged["here"][record["budget"]] = cell
     for row in rows.values():
         row["met"] = all(cell["met"] for cell in row["here"].values())
         row["paper"] = None if row["paper"] is None else text_of(row["paper"])

@@ -20,12 +20,21 @@ from underhood.model import ARCHITECTURES
 from underhood.report.architectures import COMPARED, stacked
 from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.charts import Chart, Curve, curve_over_seeds
-from underhood.report.findings import WIDTHS, findings_3, findings_4, findings_5, gradient_step_loss
+from underhood.report.findings import (
+    REGRESSION,
+    TASKS,
+    TEACHER,
+    WIDTHS,
+    D,
+    findings_3,
+    findings_4,
+    findings_5,
+    gradient_step_loss,
+)
 from underhood.report.plots import draw_charts
 from underhood.sweep.spec import Sweep, parse
 from underhood.sweep.sweep import Teller, run_sweep
 
-TEACHER, REGRESSION, D = "teacher-student", "linear-regression", 6
 Records = list[dict[str, Any]]
 Rates = dict[tuple[str, str, int], float]  # task, architecture, layers → learning rate
 
@@ -77,7 +86,7 @@ SIZES = {
 def widths_of(budget: str) -> Sweep:
     """Figure 3, as `underhood sweep` takes it."""
     sizes, runs = SIZES[budget], []
-    for task in (TEACHER, REGRESSION):
+    for task in TASKS:
         common = _common(task)
         first_order = {"steps": sizes["width_steps"][task], "learning_rate": sizes["learning_rate"]}
         widths = [width for width in WIDTHS_TRIED[task] if width <= sizes["widest"]]
@@ -131,7 +140,7 @@ def _common(task: str) -> dict[str, Any]:
 def _kinds_trained() -> list[tuple[str, str, int]]:
     """Task, architecture and layers: one, and two for those that can be stacked."""
     layers = {name: (1, 2) if name in stacked() else (1,) for name in COMPARED}
-    return [(task, name, n) for task in (TEACHER, REGRESSION) for name in COMPARED for n in layers[name]]
+    return [(task, name, n) for task in TASKS for name in COMPARED for n in layers[name]]
 
 
 @functools.cache
@@ -229,12 +238,12 @@ def _charts_4(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
         _by_model("A  teacher-student", chosen, TEACHER, "hidden", "validation_loss"),
         _by_model("B  in-context regression", chosen, REGRESSION, "hidden", "validation_loss"),
     )
-    long = sizes["long"]
-    if long is None:
-        return charts
-    late = [r for r in records if r["probe"] and r["task"] == TEACHER and r["steps"] == long["steps"]]
+    # Runs that are longer where the budget has some, else the widest of these.
+    longer = sizes["long"] or {"hidden": max(sizes["hidden"]), "steps": sizes["steps"][TEACHER]}
+    wide = [r for r in records if r["probe"] and r["layers"] == 1]
+    late = [r for r in wide if (r["task"], r["hidden"], r["steps"]) == (TEACHER, longer["hidden"], longer["steps"])]
     titles = {
-        f"C  teacher-student, {long['hidden']} neurons, {long['steps']:,} steps": "parameters",
+        f"C  teacher-student, {longer['hidden']} neurons, {longer['steps']:,} steps": "parameters",
         "D  the same networks by distance from attention": "distance",
     }
     clouds = (_cloud(title, late, x) for title, x in titles.items())
