@@ -76,7 +76,8 @@ class Steps:
 def paper_cost() -> dict[str, Any]:
     """Core hours of every run of the paper."""
     from underhood.fit.config import SECTION_3_1, SECTION_3_1_HIDDEN, SECTION_4_2, SECTION_4_2_HIDDEN
-    from underhood.report.sweeps import REGRESSION, TEACHER, architectures_of, widths_of
+    from underhood.report.findings import REGRESSION, TEACHER
+    from underhood.report.plans import architectures_of, widths_of
     from underhood.sweep.spec import RunSpec
 
     steps = Steps()

@@ -6,16 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from underhood.report.findings import FINDINGS, correlation, main, transition
-from underhood.report.sweeps import (
-    REGRESSION,
-    SIZES,
-    TEACHER,
-    architectures_of,
-    best_rates,
-    rates_of,
-    widths_of,
-)
+from underhood.report.findings import FINDINGS, REGRESSION, TEACHER, correlation, main, transition
+from underhood.report.plans import SIZES, architectures_of, best_rates, rates_of, widths_of
 from underhood.sweep.store import results
 
 COMMITTED = Path(__file__).resolve().parents[2] / "results" / "laptop" / "sweep"
