@@ -70,6 +70,14 @@ def test_budgets_are_side_by_side(results):
     assert page.count('<svg class="panel"') == page.count('<svg class="chart"') == 2
 
 
+def test_budgets_come_from_the_smallest_to_the_largest():
+    """Also where the first artifacts have no record of one in between."""
+    made = [("table1", "quick"), ("table1", "paper"), ("zoo", "mine"), ("zoo", "laptop")]
+    page = report_html([record(name, budget) for name, budget in made])
+    places = [page.index(f"here, {budget}") for budget in ("quick", "laptop", "paper", "mine")]
+    assert places == sorted(places)
+
+
 def test_what_is_missing_is_left_out():
     page = report_html([{"artifact": "new", "budget": "quick", "rows": [{"name": "x"}]}])
     assert "not met" in page

@@ -12,7 +12,7 @@ from underhood.identify.found import DECAYED, LINEAR
 from underhood.report.artifact import ARTIFACTS
 from underhood.report.drawing import seeds_of, text_of
 from underhood.report.page import render
-from underhood.report.records import Record, load_records
+from underhood.report.records import Record, budget_place, load_records
 from underhood.report.svg import chart_svg, panel_svg, points_of, series_look
 from underhood.storage.atomic import write_atomically
 
@@ -40,7 +40,7 @@ def report_html(records: list[Record]) -> str:
 
 
 def _report_html(records: list[Record]) -> str:
-    budgets = list(dict.fromkeys(record["budget"] for record in records))
+    budgets = sorted({record["budget"] for record in records}, key=budget_place)
     groups = [_group(name, [record for record in records if record["artifact"] == name]) for name in _names(records)]
     rows = [row for record in records for row in record["rows"]]
     return render(

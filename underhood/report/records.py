@@ -23,7 +23,7 @@ def load_records(results: Path) -> list[Record]:
     records = [record for path in paths if (record := _read(path)) is not None]
     if not records:
         raise UnderhoodError(f"no results of underhood reproduce in {results}", remedy=REMEDY)
-    return sorted(records, key=lambda record: (place(record["artifact"]), _budget_place(record["budget"])))
+    return sorted(records, key=lambda record: (place(record["artifact"]), budget_place(record["budget"])))
 
 
 def _read(path: Path) -> Record | None:
@@ -41,6 +41,6 @@ def _read(path: Path) -> Record | None:
     return {**record, "artifact": str(record["artifact"]), "budget": str(record.get("budget", ""))}
 
 
-def _budget_place(budget: str) -> tuple[int, str]:
+def budget_place(budget: str) -> tuple[int, str]:
     """From the smallest to the largest; unknown ones after them, by name."""
     return (BUDGETS.index(budget) if budget in BUDGETS else len(BUDGETS)), budget
