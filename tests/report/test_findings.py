@@ -6,7 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from underhood.report.findings import FINDINGS, REGRESSION, TEACHER, correlation, main, transition
+from underhood.data import LinearRegression
+from underhood.data.task import draw
+from underhood.identify.blackbox import closeness
+from underhood.report.findings import (
+    FINDINGS,
+    REGRESSION,
+    TEACHER,
+    correlation,
+    exact_distance,
+    gradient_step_loss,
+    main,
+    transition,
+)
 from underhood.report.plans import SIZES, architectures_of, best_rates, rates_of, widths_of
 from underhood.sweep.store import results
 
@@ -32,6 +44,7 @@ def made_up(budget="laptop", **losses):
         key = f"{'t' if run.task == TEACHER else 'r'}_{run.model.replace('-', '_')}"
         loss = losses.get(key, 1.0) / run.hidden
         record = {**run.model_dump(), "held_out_loss": loss, "validation_loss": 2 * loss, "excess": loss}
+        record["validation_excess"] = record["validation_loss"] - gradient_step_loss(validation=True)
         records.append({**record, "attention_r2": 1 - loss, "status": "done"})
     return records
 
@@ -104,6 +117,37 @@ def test_a_gap_between_architectures_is_no_correlation_within_them():
     records = made_up_runs(10, slope=-0.5, gap=40.0)
     assert correlation(records).low > 0
     assert correlation(records, within=True).value == pytest.approx(-1)
+
+
+def test_what_predicts_exactly_is_as_far_from_attention_as_is_said():
+    """A predictor that reads W off the examples; the gradient step itself is attention."""
+    task = LinearRegression()
+    xs, _ = draw(task, 0, task.probes)
+
+    def exactly(xs):
+        x, y = xs[:-1, : task.d_x], xs[:-1, task.d_x :]
+        return np.tile(np.linalg.lstsq(x, y, rcond=None)[0].T @ xs[-1, : task.d_x], (len(xs), 1))
+
+    def one_step(xs):
+        return np.tile(task.optimal_prediction(xs[None])[0], (len(xs), 1))
+
+    assert 1 - closeness(exactly, xs, last=True) == pytest.approx(exact_distance(), rel=0.02)
+    assert 1 - closeness(one_step, xs, last=True) < 1e-9
+
+
+def test_on_either_side_of_the_gradient_step_the_question_has_another_answer():
+    """The gradient step is attention: who is worse is further off the worse, and who is better the better."""
+    records = made_up("overnight", **HOLDS)
+    asked = [r for r in records if r["task"] == REGRESSION and r["probe"]]
+    for record, off in zip(asked, np.linspace(-0.9, 0.9, len(asked)), strict=True):
+        record |= {"validation_loss": np.exp(off), "validation_excess": off, "attention_r2": 1 - abs(off)}
+    rows = {row.name.split(":")[0]: row for row in FINDINGS["figure5"](records)}
+    assert rows["not yet at the gradient step"].here.startswith("1.00")
+    assert rows["beyond the gradient step"].here.startswith("-1.00")
+    for record in asked:
+        record["validation_excess"] = 1.0
+    rows = {row.name.split(":")[0]: row for row in FINDINGS["figure5"](records)}
+    assert "not yet at the gradient step" in rows and "beyond the gradient step" not in rows
 
 
 def test_the_sweeps_of_all_budgets_are_valid():

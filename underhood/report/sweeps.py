@@ -16,6 +16,7 @@ from underhood.report.findings import (
     TEACHER,
     WIDTHS,
     D,
+    exact_distance,
     findings_3,
     findings_4,
     findings_5,
@@ -135,7 +136,8 @@ def _charts_5(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
     title = "in-context regression: distance from attention against loss"
     levels = (("gradient step", gradient_step_loss(validation=True)),)
     cloud = _cloud(title, [r for r in chosen if r["task"] == REGRESSION], "distance")
-    return (*charts, dataclasses.replace(cloud, levels=levels))
+    marks = (("the exact answer", exact_distance()),)
+    return (*charts, dataclasses.replace(cloud, levels=levels, marks=marks))
 
 
 def compared(records: Iterable[dict[str, Any]], sizes: dict[str, Any]) -> Records:
