@@ -33,14 +33,15 @@ HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
 def draw_charts(charts: Sequence[Chart], *, legend: bool = False, columns: int = 2) -> Figure:
     """The charts in rows; names are at the end of each curve, or, with `legend`, at the end of each row."""
     columns = min(columns, len(charts))
-    rows = -(-len(charts) // columns)
+    lines = [charts[at : at + columns] for at in range(0, len(charts), columns)]
     (wide, tall), right = PANEL, BARE if legend else NAMES
-    above = MARKED if any(chart.marks for chart in charts) else TITLE
-    width, height = columns * (LEFT + wide + right) + (LEGEND if legend else 0), rows * (above + tall + BELOW)
+    aboves = [MARKED if any(chart.marks for chart in line) else TITLE for line in lines]
+    bottoms = np.cumsum([above + tall + BELOW for above in aboves])  # from the top
+    width, height = columns * (LEFT + wide + right) + (LEGEND if legend else 0), float(bottoms[-1])
     figure = new_figure(width, height)
     for index, chart in enumerate(charts):
         row, column = divmod(index, columns)
-        left, bottom = column * (LEFT + wide + right) + LEFT, height - (row + 1) * (above + tall + BELOW) + BELOW
+        left, bottom = column * (LEFT + wide + right) + LEFT, height - bottoms[row] + BELOW
         last = index == len(charts) - 1
         spanned = wide + (columns - 1 - column) * (LEFT + wide + right) if last else wide  # no empty corner
         axes = figure.add_axes((left / width, bottom / height, spanned / width, tall / height))
