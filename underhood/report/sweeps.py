@@ -81,7 +81,7 @@ def figure4(budget: str, runs: Path) -> Artifact:
     "paper",
     title="All architectures, one layer and two",
     tells="Training and validation loss against parameters and width. Dashes are two layers. The last chart shows "
-    "whether networks close to attention learn better in context.",
+    "whether networks close to attention learn better in context; the dotted line is where an exact answer is.",
 )
 def figure5(budget: str, runs: Path) -> Artifact:
     """All of them with one layer and two, against parameters and width, and closeness to attention."""
