@@ -24,7 +24,7 @@ Rates = dict[tuple[str, str, int], float]  # task, architecture, layers → lear
 
 # The same runs in all budgets; laptop has fewer steps, seeds and neurons, and a rate that suits few steps. overnight:
 # Figure 3 as the paper has it but for two of its seeds and the widest networks, 4 core hours; Figures 4 and 5 shorter,
-# 16 core hours.
+# about 11 core hours.
 WIDTHS_TRIED = {TEACHER: [8, 14, 20, 27, 34, 41, 54, 68, 96], REGRESSION: [3, 4, 6, 8, 10, 12, 16, 20, 27, 40, 80]}
 SECOND_ORDER = {TEACHER: [14, 20, 27, 34, 41], REGRESSION: [4, 6, 8, 10, 12, 16, 27]}
 SIZES = {
