@@ -14,6 +14,7 @@ from underhood.report.findings import (
     REGRESSION,
     TEACHER,
     correlation,
+    distance,
     exact_distance,
     gradient_step_loss,
     main,
@@ -92,10 +93,10 @@ def made_up_runs(count, *, slope, gap=0.0, noise=0.0):
     random, records = np.random.default_rng(1), []
     for model, offset in (("gru", 0.0), ("lru", gap)):
         for hidden in range(1, count + 1):
-            distance = (hidden + offset) / (4 * (count + gap))
+            far = (hidden + offset) / (4 * (count + gap))
             loss = 5 + slope * hidden + offset + noise * random.standard_normal()
             records.append(
-                {"model": model, "layers": 1, "hidden": hidden, "attention_r2": 1 - distance, "validation_loss": loss}
+                {"model": model, "layers": 1, "hidden": hidden, "attention_r2": 1 - far, "validation_loss": loss}
             )
     return records
 
@@ -133,6 +134,11 @@ def test_what_predicts_exactly_is_as_far_from_attention_as_is_said():
 
     assert 1 - closeness(exactly, xs, last=True) == pytest.approx(exact_distance(), rel=0.02)
     assert 1 - closeness(one_step, xs, last=True) < 1e-9
+
+
+def test_a_network_that_says_nothing_is_as_far_from_attention_as_can_be():
+    """LRUs of one layer predict 0 for every task; what rounding leaves of that has an R² of −10³⁰⁰."""
+    assert [distance({"attention_r2": r2}) for r2 in (1.0, 0.25, -0.5, -1e300)] == [1e-9, 0.75, 1.0, 1.0]
 
 
 def test_on_either_side_of_the_gradient_step_the_question_has_another_answer():

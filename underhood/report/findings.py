@@ -26,6 +26,7 @@ LRUS, GATED_LRUS = ("lru", "lru-in-out", "lru-in-skip"), ("lru-in-out", "lru-in-
 PAPER_STEPS, PLATEAU = 781_000, 1e-6  # of Figure 3 A
 MUCH = 10  # "≪": a tenth or less
 RESAMPLED = 2000  # times, for an interval
+NEAREST = 1e-9  # distance from attention that a figure shows
 FEWEST = 5  # networks that a correlation is asked of
 NEAR = 1.5  # "best or near it": within this factor of the best
 
@@ -223,6 +224,11 @@ def correlation(records: Records, within: bool = False) -> Correlation:
     return Correlation(_rank_correlation(records, within), float(low), float(high), len(records))
 
 
+def distance(record: dict[str, Any]) -> float:
+    """1 − R² of the nearest attention, at most 1: a network that says next to nothing has no R² to speak of."""
+    return min(max(1 - record["attention_r2"], NEAREST), 1.0)
+
+
 def _networks(records: Records) -> list[Records]:
     """The runs of each architecture and size, one a seed."""
     networks: dict[tuple[Any, ...], Records] = {}
@@ -233,9 +239,7 @@ def _networks(records: Records) -> list[Records]:
 
 def _rank_correlation(records: Records, within: bool) -> float:
     kinds = np.unique([f"{r['model']} {r['layers']}" for r in records], return_inverse=True)[1]
-    both = np.array(
-        [rankdata([1 - r["attention_r2"] for r in records]), rankdata([r["validation_loss"] for r in records])]
-    )
+    both = np.array([rankdata([distance(r) for r in records]), rankdata([r["validation_loss"] for r in records])])
     if within:
         sizes = np.bincount(kinds)
         both -= np.array([np.bincount(kinds, ranks) / sizes for ranks in both])[:, kinds]

@@ -16,6 +16,7 @@ from underhood.report.findings import (
     TEACHER,
     WIDTHS,
     D,
+    distance,
     exact_distance,
     findings_3,
     findings_4,
@@ -166,7 +167,7 @@ def _cloud(title: str, records: Records, x: str) -> Chart:
     """A point for each run: its validation loss against its size, or against its distance from attention."""
     curves = []
     for (name, model, layers), alike in _kinds(records):
-        places = [max(1 - r["attention_r2"], 1e-9) if x == "distance" else float(r[x]) for r in alike]
+        places = [distance(r) if x == "distance" else float(r[x]) for r in alike]
         losses = [r["validation_loss"] for r in alike]
         curves.append(Curve(name, places, losses, losses, losses, model, layers - 1))
     return Chart(title, LABELS[x], LABELS["validation_loss"], tuple(curves), joined=False)
