@@ -82,6 +82,16 @@ def test_a_resumed_run_ends_with_the_same_bits(moments, unbroken, tmp_path):
     assert run.held_out_loss == unbroken[0].held_out_loss
 
 
+def test_seconds_are_those_of_all_sittings(tmp_path):
+    """Of a sitting that was killed, too, up to its last checkpoint."""
+    folder = tmp_path / "run"
+    stopped_at(110, folder)
+    (folder / "timing.json").write_text(json.dumps({"seconds": 1000 + RunFolder(folder).add_seconds(0.0)}))
+    assert json.loads((folder / "timing.json").read_text())["seconds"] > 1000, "the first 100 steps took no time?"
+    assert fit(model(), TASK, CONFIG, out=folder, resume=True).seconds > 1000
+    assert fit(model(), TASK, CONFIG, out=tmp_path / "other").seconds < 1000
+
+
 def test_a_torn_line_is_made_whole(unbroken, tmp_path):
     folder = tmp_path / "run"
     stopped_at(110, folder)

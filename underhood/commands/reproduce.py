@@ -23,6 +23,8 @@ class Reproduce:
     steps)."""
     out: Path = Path("out")
     """Folder for JSON, PNG and PDF, in a folder named after the budget."""
+    so_far: bool = False
+    """Figures from the runs of their sweep that have ended, without training any."""
     json: bool = False
     """Print one JSON object."""
 
@@ -31,13 +33,14 @@ class Reproduce:
         from underhood.report.html import write_report
 
         for name in self.artifacts:
-            require_covered(name, self.budget)
-        wanted, records, began = self.artifacts or tuple(covered(self.budget)), [], time.monotonic()
+            require_covered(name, self.budget, so_far=self.so_far)
+        wanted = self.artifacts or tuple(covered(self.budget, so_far=self.so_far))
+        records, began = [], time.monotonic()
         for index, name in enumerate(wanted):
             if len(wanted) > 1:
                 note(f"[{index + 1}/{len(wanted)}] {name} … ({time.monotonic() - began:.0f} s so far)")
             try:
-                records.append(make_artifact(name, self.budget, self.out)[1])
+                records.append(make_artifact(name, self.budget, self.out, so_far=self.so_far)[1])
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(f"{name} is unfinished; the same command goes on from there") from None
         if self.json:

@@ -84,7 +84,7 @@ class RunFolder:
         return self.last_checkpoint
 
     def add_seconds(self, seconds: float) -> float:
-        """Seconds of all sittings; a sitting that was killed is not counted."""
+        """Seconds of all sittings; of one that was killed, those up to its last checkpoint."""
         path, before = self.path / "timing.json", 0.0
         with contextlib.suppress(OSError, ValueError, KeyError):
             before = float(json.loads(path.read_text())["seconds"])

@@ -178,7 +178,7 @@ class _Population:
             raise UnderhoodError(f"{found.path} holds other arrays than this run's", remedy=remedy)
 
     def run(self, watch: Watcher | None) -> list[Run]:
-        began, config = time.perf_counter(), self.config
+        self.seconds, self.counted, config = 0.0, time.perf_counter(), self.config
         with _deferred_interrupt() as interrupted:
             while self.step < config.steps and not interrupted.is_set():
                 losses = self._chunk()
@@ -188,7 +188,8 @@ class _Population:
                     self._checkpoint()
             if self.step % config.checkpoint_every != 0 and self.step < config.steps:
                 self._checkpoint()  # Ctrl-C between two of them
-            return self._finish(time.perf_counter() - began, interrupted.is_set())
+            self._count_seconds()
+            return [self._result(index, interrupted.is_set()) for index in range(len(self.members))]
 
     def _chunk(self) -> np.ndarray:
         """Up to the next line of the log, in one or more chunks; every member is under way before one is awaited."""
@@ -233,12 +234,14 @@ class _Population:
             for number, leaf in enumerate(jax.tree.leaves(position)):
                 tensors[f"{index}.{number}"] = np.asarray(leaf)
         self.folder.save(self.step, tensors)
+        self._count_seconds()  # with each checkpoint: a kill loses the steps since the last one, and their seconds
 
-    def _finish(self, seconds: float, interrupted: bool) -> list[Run]:
-        seconds = self.folder.add_seconds(seconds) if self.folder else seconds
-        return [self._result(index, seconds, interrupted) for index in range(len(self.members))]
+    def _count_seconds(self) -> None:
+        now = time.perf_counter()
+        passed, self.counted = now - self.counted, now
+        self.seconds = self.folder.add_seconds(passed) if self.folder else self.seconds + passed
 
-    def _result(self, index: int, seconds: float, interrupted: bool) -> Run:
+    def _result(self, index: int, interrupted: bool) -> Run:
         member, position = self.members[index], self.positions[index]
         done = self.step == self.config.steps
         run = Run(
@@ -249,7 +252,7 @@ class _Population:
             steps=self.step,
             held_out_loss=self.trainer.held_out_loss(position, member.seed),
             validation_loss=self.trainer.held_out_loss(position, member.seed, validation=True),
-            seconds=seconds,
+            seconds=self.seconds,
             interrupted=interrupted and not done,
         )
         if self.folder is None or not done:

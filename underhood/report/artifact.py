@@ -64,7 +64,8 @@ class Artifact:
     """Networks that were decompiled for it: their name, and the keys of `underhood decompile --json`."""
 
 
-Maker = Callable[[str, Path], Artifact]  # (budget, folder for long runs) → artifact
+# (budget, folder for long runs) → artifact; one that is made of a sweep takes `so_far=True`, too
+Maker = Callable[..., Artifact]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Recipe:
     title: str = ""
     tells: str = ""
     """A paragraph above its charts."""
+    swept: bool = False
+    """Is it made of a sweep, so that it can be drawn from the runs that have ended?"""
 
     @property
     def label(self) -> str:
@@ -88,11 +91,13 @@ class Recipe:
 ARTIFACTS: Registry[Recipe] = Registry("artifact", *(f"underhood.report.{home}" for home in HOMES))
 
 
-def artifact(name: str, *budgets: str, title: str = "", tells: str = "") -> Callable[[Maker], Maker]:
+def artifact(
+    name: str, *budgets: str, title: str = "", tells: str = "", swept: bool = False
+) -> Callable[[Maker], Maker]:
     """Decorator: the maker of an artifact, in all budgets unless some are named."""
 
     def register(make: Maker) -> Maker:
-        ARTIFACTS.register(name)(Recipe(name, make, budgets or BUDGETS, title, tells))
+        ARTIFACTS.register(name)(Recipe(name, make, budgets or BUDGETS, title, tells, swept))
         return make
 
     return register
@@ -104,14 +109,15 @@ def place(name: str) -> tuple[int, str]:
     return next((at for at, sort in enumerate(sorts) if name.startswith(sort)), len(sorts)), name
 
 
-def covered(budget: str) -> list[str]:
-    """The artifacts that a budget makes."""
+def covered(budget: str, *, so_far: bool = False) -> list[str]:
+    """The artifacts that a budget makes; with `so_far`, those made of a sweep."""
     if budget not in BUDGETS:
         raise UnderhoodError(f"unknown budget {budget!r}", remedy=f"Known: {', '.join(BUDGETS)}.")
-    return sorted((name for name in ARTIFACTS if budget in ARTIFACTS[name].budgets), key=place)
+    recipes = (ARTIFACTS[name] for name in ARTIFACTS)
+    return sorted((one.name for one in recipes if budget in one.budgets and (one.swept or not so_far)), key=place)
 
 
-def require_covered(name: str, budget: str) -> None:
+def require_covered(name: str, budget: str, *, so_far: bool = False) -> None:
     """An artifact that is asked for by name exists, and in this budget."""
     if name not in ARTIFACTS:
         raise UnderhoodError(f"unknown artifact {name!r}", remedy=f"Known: {', '.join(sorted(ARTIFACTS, key=place))}.")
@@ -120,14 +126,20 @@ def require_covered(name: str, budget: str) -> None:
         raise UnderhoodError(
             f"expected the budget {' or '.join(budgets)} for {name}", budget, f"Use --budget {budgets[0]}."
         )
+    if so_far and name not in (swept := covered(budget, so_far=True)):
+        raise UnderhoodError("expected an artifact that is made of a sweep", name, f"Known: {', '.join(swept)}.")
 
 
-def make_artifact(name: str, budget: str, out: Path) -> tuple[Artifact, dict[str, Any]]:
-    """Make one artifact and write its JSON, PNG and PDF under `out`/`budget`; the JSON comes last."""
-    require_covered(name, budget)
-    folder = make_folder(out / budget)
-    began = time.perf_counter()
-    artifact = ARTIFACTS[name].make(budget, out / budget / "runs")
+def make_artifact(name: str, budget: str, out: Path, *, so_far: bool = False) -> tuple[Artifact, dict[str, Any]]:
+    """Make one artifact and write its JSON, PNG and PDF under `out`/`budget`; the JSON comes last.
+
+    With `so_far`, of the runs that have ended: nothing is trained.
+    """
+    require_covered(name, budget, so_far=so_far)
+    folder, began = out / budget, time.perf_counter()
+    if not so_far:  # which reads this folder, and has nothing to draw where there is none
+        make_folder(folder)  # before hours of training
+    artifact = ARTIFACTS[name].make(budget, out / budget / "runs", **({"so_far": True} if so_far else {}))
     record = {
         "artifact": name,
         "budget": budget,

@@ -80,7 +80,7 @@ def weight_panels(model: GatedRNN) -> tuple[Panel, ...]:
 
 
 def curve_over_seeds(
-    name: str, points: Sequence[tuple[float, Sequence[float]]], model: str | None = None, dash: int | None = None
+    name: str, points: Sequence[tuple[float | int, Sequence[float]]], model: str | None = None, dash: int | None = None
 ) -> Curve:
     """The median over seeds at each x, from the least to the greatest of them."""
     points = sorted(points)

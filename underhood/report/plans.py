@@ -3,7 +3,8 @@
 A sweep over widths has the runs of Figure 3, one over architectures those of Figures 4 and 5. Their results are kept
 beside the figures (sweep/widths, sweep/architectures), and `underhood reproduce figure4 --budget laptop` draws from
 them; only what is missing there is trained. The overnight budget first looks for the learning rate of each
-architecture (sweep/rates), by the same short runs for all.
+architecture (sweep/rates), by the same short runs for all. While such a sweep is under way, `--so-far` draws what has
+ended.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from underhood.errors import UnderhoodError
 from underhood.report.architectures import COMPARED, stacked
 from underhood.report.findings import REGRESSION, TASKS, TEACHER, D
-from underhood.sweep.spec import Sweep, parse
+from underhood.sweep.spec import Sweep, parse, read_spec
+from underhood.sweep.store import SPEC, results
 from underhood.sweep.sweep import Teller, run_sweep
 
+WIDTHS, ARCHITECTURES = "widths", "architectures"  # the folders of both sweeps
 Rates = dict[tuple[str, str, int], float]  # task, architecture, layers → learning rate
 
 # The same runs in all budgets; laptop has fewer steps, seeds and neurons, and a rate that suits few steps. overnight:
@@ -132,6 +136,25 @@ def records_of(budget: str, folder: Path, widths: bool) -> tuple[dict[str, Any],
     """The runs of Figure 3, or of Figures 4 and 5; those that the folder does not hold yet are trained."""
     run = functools.partial(run_sweep, resume=True, watch=Teller())
     if widths:
-        return tuple(run(widths_of(budget), folder / "widths"))
+        return tuple(run(widths_of(budget), folder / WIDTHS))
     searched = SIZES[budget]["rates"] and best_rates(run(rates_of(budget), folder / "rates"))
-    return tuple(run(architectures_of(budget, searched), folder / "architectures"))
+    return tuple(run(architectures_of(budget, searched), folder / ARCHITECTURES))
+
+
+def records_so_far(folder: Path, widths: bool) -> tuple[list[dict[str, Any]], int]:
+    """The runs that have ended, of comparisons that are whole, and how many runs the sweep has.
+
+    A width is in it once all architectures with so many layers have been trained at it, with every seed: the best of a
+    few would be another answer.
+    """
+    swept = folder / (WIDTHS if widths else ARCHITECTURES)
+    if not (swept / SPEC).exists():
+        raise UnderhoodError(f"no runs in {swept}", remedy="Start them by the same command without so_far.")
+    planned, ended = read_spec(swept / SPEC).expanded(), {record["id"]: record for record in results(swept)}
+
+    def compared(run: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(run[name] for name in ("task", "optimizer", "steps", "layers", "hidden"))
+
+    waiting = {compared(run.model_dump()) for run in planned if run.id not in ended}
+    whole = [ended[run.id] for run in planned if run.id in ended and compared(ended[run.id]) not in waiting]
+    return whole, len(planned)

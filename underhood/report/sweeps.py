@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from underhood.errors import UnderhoodError
 from underhood.model import ARCHITECTURES
 from underhood.report.architectures import COMPARED, stacked
 from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.charts import Chart, Curve, curve_over_seeds
 from underhood.report.findings import (
     REGRESSION,
+    TASKS,
     TEACHER,
     WIDTHS,
     D,
@@ -23,7 +25,7 @@ from underhood.report.findings import (
     findings_5,
     gradient_step_loss,
 )
-from underhood.report.plans import SIZES, records_of
+from underhood.report.plans import SIZES, records_of, records_so_far
 from underhood.report.plots import draw_charts
 
 Records = list[dict[str, Any]]
@@ -36,16 +38,22 @@ def _make(
     charts: Callable[[Records, dict[str, Any]], tuple[Chart, ...]],
     findings: Callable[[Records], list[Row]],
     *,
+    so_far: bool,
     legend: bool = False,
 ) -> Artifact:
     # Beside the folder of runs, which is not kept: a line a run is small, and all that the figures need.
-    swept = records_of(budget, runs.parent / "sweep", name == "figure3")
+    folder, widths = runs.parent / "sweep", name == "figure3"
+    swept, planned = records_so_far(folder, widths) if so_far else (records_of(budget, folder, widths), 0)
     records = [record for record in swept if record["status"] == "done"]
+    if {record["task"] for record in records if record["layers"] == 1} != set(TASKS):
+        raise UnderhoodError(f"no runs for {name} yet that can be compared", remedy="Wait for more to end.")
     made = charts(records, SIZES[budget])
     settings = {**SIZES[budget], "d": D, "runs": len(records), "seconds": round(sum(r["seconds"] for r in records))}
     seeds = tuple(sorted({record["seed"] for record in records}))
-    figure = draw_charts(made, legend=legend)
-    return Artifact(name, findings(records), settings, figure, seeds=seeds, charts=made)
+    rows = findings(records)
+    if len(swept) < planned:
+        rows.insert(0, Row("runs so far", None, f"{len(swept)} of {planned}", False))
+    return Artifact(name, rows, settings, draw_charts(made, legend=legend), seeds=seeds, charts=made)
 
 
 @artifact(
@@ -53,12 +61,13 @@ def _make(
     "laptop",
     "overnight",
     "paper",
+    swept=True,
     title="How large a network must be to find attention",
     tells="Loss against the number of hidden neurons. Lines are medians over seeds, bands span the seeds.",
 )
-def figure3(budget: str, runs: Path) -> Artifact:
+def figure3(budget: str, runs: Path, *, so_far: bool = False) -> Artifact:
     """Loss against width: where AdamW finds attention, and where the second-order solver does."""
-    return _make("figure3", budget, runs, _charts_3, findings_3)
+    return _make("figure3", budget, runs, _charts_3, findings_3, so_far=so_far)
 
 
 @artifact(
@@ -66,13 +75,14 @@ def figure3(budget: str, runs: Path) -> Artifact:
     "laptop",
     "overnight",
     "paper",
+    swept=True,
     title="Which architectures find attention",
     tells="Loss of each architecture against its size, and against its distance from attention. Lines are medians "
     "over seeds, vertical strokes span the seeds.",
 )
-def figure4(budget: str, runs: Path) -> Artifact:
+def figure4(budget: str, runs: Path, *, so_far: bool = False) -> Artifact:
     """Architectures on both tasks, one layer each; wider and for longer, who comes close to the teacher."""
-    return _make("figure4", budget, runs, _charts_4, findings_4)
+    return _make("figure4", budget, runs, _charts_4, findings_4, so_far=so_far)
 
 
 @artifact(
@@ -80,13 +90,14 @@ def figure4(budget: str, runs: Path) -> Artifact:
     "laptop",
     "overnight",
     "paper",
+    swept=True,
     title="All architectures, one layer and two",
     tells="Training and validation loss against parameters and width. Dashes are two layers. The last chart shows "
     "whether networks close to attention learn better in context; the dotted line is where an exact answer is.",
 )
-def figure5(budget: str, runs: Path) -> Artifact:
+def figure5(budget: str, runs: Path, *, so_far: bool = False) -> Artifact:
     """All of them with one layer and two, against parameters and width, and closeness to attention."""
-    return _make("figure5", budget, runs, _charts_5, findings_5, legend=True)
+    return _make("figure5", budget, runs, _charts_5, findings_5, so_far=so_far, legend=True)
 
 
 def _charts_3(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
@@ -114,12 +125,12 @@ def _charts_4(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
         _by_model("A  teacher-student", chosen, TEACHER, "hidden", "validation_loss"),
         _by_model("B  in-context regression", chosen, REGRESSION, "hidden", "validation_loss"),
     )
-    # Runs that are longer where the budget has some, else the widest of these.
-    longer = sizes["long"] or {"hidden": max(sizes["hidden"]), "steps": sizes["steps"][TEACHER]}
-    wide = [r for r in records if r["probe"] and r["layers"] == 1]
-    late = [r for r in wide if (r["task"], r["hidden"], r["steps"]) == (TEACHER, longer["hidden"], longer["steps"])]
+    # The longest runs, and of those the widest networks.
+    wide = [r for r in records if r["probe"] and (r["task"], r["layers"]) == (TEACHER, 1)]
+    steps, hidden = max((r["steps"], r["hidden"]) for r in wide)
+    late = [r for r in wide if (r["steps"], r["hidden"]) == (steps, hidden)]
     titles = {
-        f"C  teacher-student, {longer['hidden']} neurons, {longer['steps']:,} steps": "parameters",
+        f"C  teacher-student, {hidden} neurons, {steps:,} steps": "parameters",
         "D  the same networks by distance from attention": "distance",
     }
     clouds = (_cloud(title, late, x) for title, x in titles.items())
