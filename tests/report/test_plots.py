@@ -85,3 +85,15 @@ def test_the_last_panel_leaves_no_empty_corner(chart):
     assert legends == [False, True, True]
     texts = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
     assert texts == [*(ARCHITECTURES[name].label for name in COMPARED), " ", "1 layer", "2 layers"]
+
+
+def test_a_chart_of_one_width_shows_its_points():
+    """As a sweep has it that has just begun."""
+    at = [Curve(name, [8.0], [1.0 + y], [1.0], [9.0], name) for y, name in enumerate(COMPARED)]
+    figure = draw_charts([Chart("A", "hidden neurons", "loss", tuple(at))])
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    assert low < 8 < high
+    assert [8.0, 1.0] in [drawn.get_xydata()[0].tolist() for drawn in axes.lines]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["8"]

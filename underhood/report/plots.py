@@ -63,6 +63,8 @@ def draw_chart(axes: Axes, chart: Chart) -> None:
         _draw_curve(axes, curve, place, chart)
     if chart.log_x:
         widths = sorted({x for curve in chart.curves for x in curve.x})
+        if len(widths) == 1:  # an axis with one place on it has no length of its own
+            axes.set_xlim(widths[0] / 2, widths[0] * 2)
         _label_logarithm(axes.xaxis, widths if chart.joined and len(widths) <= FEW else None)
     if chart.log_y:
         _label_logarithm(axes.yaxis, None)
