@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Scalar
 
 from underhood.arrays import DType
 from underhood.data.task import HELD_OUT, TRAINING, VALIDATION, AbstractTask, stream_key
+from underhood.errors import UnderhoodError
 from underhood.fit import adamw
 from underhood.fit.config import CHUNK, HELD_OUT_PART, FitConfig, require_rate
 from underhood.fit.kernels import forward, parts_of
@@ -63,6 +64,26 @@ def members_of(
         for rate in (learning_rates or (config.learning_rate,))
         for seed in seeds
     )
+
+
+def require_alike(models: Sequence[Any], members: Sequence[Member], task: AbstractTask) -> None:
+    """Models of one architecture and size that fit the task, one for each member."""
+    if not members or len(models) != len(members):
+        raise UnderhoodError("expected one model for each member", f"{len(models)} models, {len(members)} members")
+    if not isinstance(task, AbstractTask):
+        raise UnderhoodError("expected a task to train on", type(task).__name__, "Use uh.TeacherStudent, for example.")
+    for model in models:
+        if not isinstance(model, AbstractModel):
+            raise UnderhoodError("expected a model of underhood to train", type(model).__name__)
+        if model.d != task.d:
+            raise UnderhoodError(f"expected a model with {task.d} inputs for the task {task.name}", model.d)
+        if model.d_out < task.d_out:
+            raise UnderhoodError(f"expected a model with {task.d_out} outputs for the task {task.name}", model.d_out)
+    structures = {
+        str(jax.tree.structure(model)) + str([np.shape(x) for x in jax.tree.leaves(model)]) for model in models
+    }
+    if len(structures) > 1:
+        raise UnderhoodError("expected members of one architecture and size", f"{len(structures)} different ones")
 
 
 class Trainer:

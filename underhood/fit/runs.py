@@ -24,7 +24,7 @@ from underhood.fit.checkpoints import Checkpoint
 from underhood.fit.config import CHUNK, FitConfig
 from underhood.fit.folder import RunFolder
 from underhood.fit.metrics import MemoryLog
-from underhood.fit.population import Loss, Member, Trainer
+from underhood.fit.population import Loss, Member, Trainer, require_alike
 from underhood.fit.room import require_room
 from underhood.memory import NotEnoughMemory
 from underhood.model import AbstractModel
@@ -109,7 +109,7 @@ def fit_population(
     of checkpoints that had to be passed over. `command` is kept in run.json, for the command line to resume from. The
     other options are those of `fit`.
     """
-    _check(models, members, task)
+    require_alike(models, members, task)
     require_room(models[0], len(models), task, config)
     folder = None if out is None else RunFolder(Path(out))
     with precision_of(models[0]), folder.locked() if folder else nullcontext():
@@ -288,25 +288,6 @@ def _fingerprint(model: AbstractModel) -> dict[str, Any]:
     leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(model) if hasattr(leaf, "dtype")]
     digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()[:16]
     return {"kind": model.kind, "parameters": model.parameters, "dtype": str(model.dtype), "start": digest}
-
-
-def _check(models: Sequence[Any], members: Sequence[Member], task: AbstractTask) -> None:
-    if not members or len(models) != len(members):
-        raise UnderhoodError("expected one model for each member", f"{len(models)} models, {len(members)} members")
-    if not isinstance(task, AbstractTask):
-        raise UnderhoodError("expected a task to train on", type(task).__name__, "Use uh.TeacherStudent, for example.")
-    for model in models:
-        if not isinstance(model, AbstractModel):
-            raise UnderhoodError("expected a model of underhood to train", type(model).__name__)
-        if model.d != task.d:
-            raise UnderhoodError(f"expected a model with {task.d} inputs for the task {task.name}", model.d)
-        if model.d_out < task.d_out:
-            raise UnderhoodError(f"expected a model with {task.d_out} outputs for the task {task.name}", model.d_out)
-    structures = {
-        str(jax.tree.structure(model)) + str([np.shape(x) for x in jax.tree.leaves(model)]) for model in models
-    }
-    if len(structures) > 1:
-        raise UnderhoodError("expected members of one architecture and size", f"{len(structures)} different ones")
 
 
 @contextmanager
