@@ -148,8 +148,11 @@ def test_on_either_side_of_the_gradient_step_the_question_has_another_answer():
     for record, off in zip(asked, np.linspace(-0.9, 0.9, len(asked)), strict=True):
         record |= {"validation_loss": np.exp(off), "validation_excess": off, "attention_r2": 1 - abs(off)}
     rows = {row.name.split(":")[0]: row for row in FINDINGS["figure5"](records)}
-    assert rows["not yet at the gradient step"].here.startswith("1.00")
-    assert rows["beyond the gradient step"].here.startswith("-1.00")
+    for whose in ("", "LRUs "):
+        for side, sign in (("not yet at the gradient step", 1), ("beyond the gradient step", -1)):
+            assert rows[whose + side].here.startswith(f"{sign:.2f}"), whose + side
+            assert rows[whose + side].by_seed == pytest.approx((sign,) * 3)
+    assert len(rows["all architectures"].by_seed) == 3
     for record in asked:
         record["validation_excess"] = 1.0
     rows = {row.name.split(":")[0]: row for row in FINDINGS["figure5"](records)}

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +118,7 @@ def findings_5(records: Records) -> list[Row]:
     at = [r for r in _compared(records) if r["task"] == REGRESSION]
     widths = {r["hidden"] for r in at}  # those of the laptop's longer runs are none of them
     one_layer = [r for r in _compared(records) if (r["task"], r["layers"]) == (TEACHER, 1) and r["hidden"] in widths]
-    what = "rank correlation of distance from attention and loss, 95 % interval"
-    lrus, everything, within = (
-        correlation([r for r in at if r["model"] in LRUS]),
-        correlation(at),
-        correlation(at, True),
-    )
+    of_lrus = [r for r in at if r["model"] in LRUS]
     rows = [
         _row(
             "teacher, one layer: LRU over LRU with input gating; > 1",
@@ -131,15 +127,16 @@ def findings_5(records: Records) -> list[Row]:
             _widest(one_layer),
             lambda gain: gain > 1,
         ),
-        Row(f"LRUs: {what}; above 0", "high", lrus.text, lrus.low > 0),
-        Row(f"all architectures: {what} (the paper leaves it open)", None, everything.text, True),
-        Row(f"within architectures: {what}", None, within.text, True),
+        _correlated("LRUs", of_lrus, paper="high", asked="; above 0", holds=lambda found: found.low > 0),
+        _correlated("all architectures", at, asked=" (the paper leaves it open)"),
+        _correlated("within architectures", at, within=True),
     ]
     # Attention takes the gradient step and no more: who learns better must leave it.
-    for name, short in (("not yet at the gradient step", True), ("beyond the gradient step", False)):
-        some = [r for r in at if (r["validation_excess"] > 0) == short]
-        if len(_networks(some)) >= FEWEST:
-            rows.append(Row(f"{name}: {what}", None, correlation(some).text, True))
+    for whose, runs in (("", at), ("LRUs ", of_lrus)):
+        for side, short in (("not yet at the gradient step", True), ("beyond the gradient step", False)):
+            some = [r for r in runs if (r["validation_excess"] > 0) == short]
+            if len(_networks(some)) >= FEWEST:
+                rows.append(_correlated(f"{whose}{side}", some))
     return rows
 
 
@@ -157,6 +154,23 @@ def _row(name: str, paper: str | None, ask: Ask, records: Records, holds: Callab
     here, seeds = ask(records), sorted({r["seed"] for r in records})
     by_seed = tuple(ask([r for r in records if r["seed"] == seed]) for seed in seeds)
     return Row(name, paper, here, holds(here), by_seed)
+
+
+def _correlated(
+    name: str,
+    records: Records,
+    *,
+    within: bool = False,
+    paper: str | None = None,
+    asked: str = "",
+    holds: Callable[[Correlation], bool] = lambda found: True,
+) -> Row:
+    """How distance from attention and loss go together in these runs, and in those of each seed alone."""
+    found, what = correlation(records, within), "rank correlation of distance from attention and loss, 95 % interval"
+    seeds = sorted({r["seed"] for r in records})
+    by_seed = [_rank_correlation([r for r in records if r["seed"] == seed], within) for seed in seeds]
+    by_seed = tuple(one for one in by_seed if not isnan(one))  # a seed with a single run has none
+    return Row(f"{name}: {what}{asked}", paper, found.text, holds(found), by_seed)
 
 
 def _widest(records: Records) -> Records:
