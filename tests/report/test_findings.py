@@ -20,7 +20,7 @@ from underhood.report.findings import (
     main,
     transition,
 )
-from underhood.report.plans import SIZES, architectures_of, best_rates, rates_of, widths_of
+from underhood.report.plans import SIZES, architectures_of, best_rates, rates_of, records_so_far, widths_of
 from underhood.sweep.store import results
 
 COMMITTED = Path(__file__).resolve().parents[2] / "results" / "laptop" / "sweep"
@@ -194,6 +194,13 @@ def test_the_committed_runs_are_whole_and_say_what_the_figures_say(capsys):
     assert [(row["name"], row["here"]) for row in rows] == [
         (row.name, row.here) for row in FINDINGS["figure3"](longest)
     ]
+    compared, planned = records_so_far(COMMITTED.parents[1] / "overnight" / "sweep", widths=False)
+    assert planned == len(architectures_of("overnight").expanded())
+    for figure in ("figure4", "figure5"):
+        rows = json.loads((COMMITTED.parents[1] / "overnight" / f"{figure}.json").read_text())["rows"]
+        told = [(row["name"], row["here"]) for row in rows]
+        missing = [("runs so far", f"{len(compared)} of {planned}")] if len(compared) < planned else []
+        assert told == missing + [(row.name, row.here) for row in FINDINGS[figure](compared)]
     assert {record["id"] for record in records} >= {run.id for run in both("laptop")}
     main(str(COMMITTED))
     printed = capsys.readouterr().out
