@@ -71,8 +71,8 @@ def test_a_width_is_shown_once_all_its_networks_are_there(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["figure4", "--budget", "laptop"], "no runs in "),
-        (["table1"], "expected an artifact that is made of a sweep; got"),
-        (["table1", "--budget", "paper"], "Known: figure3, figure4, figure5."),
+        (["table1", "--budget", "paper"], "made of a sweep; got table1. Known: figure3, figure4, figure5."),
+        ([], "made of sweeps; got quick. Use --budget laptop or overnight or paper."),
     ],
 )
 def test_nothing_to_draw_is_one_line(arguments, message, tmp_path, capfd):

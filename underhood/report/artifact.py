@@ -113,8 +113,13 @@ def covered(budget: str, *, so_far: bool = False) -> list[str]:
     """The artifacts that a budget makes; with `so_far`, those made of a sweep."""
     if budget not in BUDGETS:
         raise UnderhoodError(f"unknown budget {budget!r}", remedy=f"Known: {', '.join(BUDGETS)}.")
-    recipes = (ARTIFACTS[name] for name in ARTIFACTS)
-    return sorted((one.name for one in recipes if budget in one.budgets and (one.swept or not so_far)), key=place)
+    recipes = [ARTIFACTS[name] for name in ARTIFACTS if ARTIFACTS[name].swept or not so_far]
+    found = sorted((recipe.name for recipe in recipes if budget in recipe.budgets), key=place)
+    if not found:
+        swept = {at for recipe in recipes for at in recipe.budgets}
+        known = " or ".join(at for at in BUDGETS if at in swept)
+        raise UnderhoodError("expected a budget with figures that are made of sweeps", budget, f"Use --budget {known}.")
+    return found
 
 
 def require_covered(name: str, budget: str, *, so_far: bool = False) -> None:
