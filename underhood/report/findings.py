@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 from scipy.stats import rankdata
 
 from underhood.data import LinearRegression
@@ -135,7 +136,7 @@ def findings_5(records: Records) -> list[Row]:
     for whose, runs in (("", at), ("LRUs ", of_lrus)):
         for side, short in (("not yet at the gradient step", True), ("beyond the gradient step", False)):
             some = [r for r in runs if (r["validation_excess"] > 0) == short]
-            if len(_networks(some)) >= FEWEST:
+            if len(set(map(_network, some))) >= FEWEST:
                 rows.append(_correlated(f"{whose}{side}", some))
     return rows
 
@@ -168,7 +169,7 @@ def _correlated(
     """How distance from attention and loss go together in these runs, and in those of each seed alone."""
     found, what = correlation(records, within), "rank correlation of distance from attention and loss, 95 % interval"
     seeds = sorted({r["seed"] for r in records})
-    by_seed = [_rank_correlation([r for r in records if r["seed"] == seed], within) for seed in seeds]
+    by_seed = [_Measured.of([r for r in records if r["seed"] == seed], within).correlation() for seed in seeds]
     by_seed = tuple(one for one in by_seed if not isnan(one))  # a seed with a single run has none
     return Row(f"{name}: {what}{asked}", paper, found.text, holds(found), by_seed)
 
@@ -229,13 +230,16 @@ def correlation(records: Records, within: bool = False) -> Correlation:
 
     Seeds of one network are alike: networks are drawn again for the interval, each with all of its seeds.
     """
-    groups, random = _networks(records), np.random.default_rng(0)
-    drawn = []
+    of_network: dict[tuple[Any, ...], list[int]] = {}
+    for place, record in enumerate(records):
+        of_network.setdefault(_network(record), []).append(place)
+    groups, random = [np.array(places) for places in of_network.values()], np.random.default_rng(0)
+    measured, drawn = _Measured.of(records, within), []
     for _ in range(RESAMPLED):
-        again = [record for index in random.integers(len(groups), size=len(groups)) for record in groups[index]]
-        drawn.append(_rank_correlation(again, within))
+        again = random.integers(len(groups), size=len(groups))
+        drawn.append(measured.correlation(np.concatenate([groups[index] for index in again])))
     low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return Correlation(_rank_correlation(records, within), float(low), float(high), len(records))
+    return Correlation(measured.correlation(), float(low), float(high), len(records))
 
 
 def distance(record: dict[str, Any]) -> float:
@@ -243,24 +247,30 @@ def distance(record: dict[str, Any]) -> float:
     return min(max(1 - record["attention_r2"], NEAREST), 1.0)
 
 
-def _networks(records: Records) -> list[Records]:
-    """The runs of each architecture and size, one a seed."""
-    networks: dict[tuple[Any, ...], Records] = {}
-    for record in records:
-        networks.setdefault(tuple(record[name] for name in ("model", "layers", "hidden")), []).append(record)
-    return list(networks.values())
+def _network(record: dict[str, Any]) -> tuple[Any, ...]:
+    """The architecture and size; its runs differ in their seeds."""
+    return tuple(record[name] for name in ("model", "layers", "hidden"))
 
 
-def _rank_correlation(records: Records, within: bool) -> float:
-    kinds = np.unique([f"{r['model']} {r['layers']}" for r in records], return_inverse=True)[1]
-    both = np.array([rankdata([distance(r) for r in records]), rankdata([r["validation_loss"] for r in records])])
-    if within:
-        sizes = np.bincount(kinds)
-        both -= np.array([np.bincount(kinds, ranks) / sizes for ranks in both])[:, kinds]
-    else:
-        both -= both.mean(axis=1, keepdims=True)
-    lengths = np.linalg.norm(both, axis=1)
-    return float(both[0] @ both[1] / np.prod(lengths)) if lengths.all() else float("nan")
+class _Measured(NamedTuple):
+    """The two numbers of each run, and which kind of network it is of, so that runs can be drawn again quickly."""
+
+    both: Float[np.ndarray, "2 runs"]
+    kinds: Int[np.ndarray, " runs"]
+
+    @classmethod
+    def of(cls, records: Records, within: bool) -> _Measured:
+        kinds = [f"{r['model']} {r['layers']}" if within else "" for r in records]
+        both = np.array([[distance(r) for r in records], [r["validation_loss"] for r in records]])
+        return cls(both, np.unique(kinds, return_inverse=True)[1])
+
+    def correlation(self, runs: Any = slice(None)) -> float:
+        """Of ranks less their mean in each kind; NaN where all are alike."""
+        kinds, ranks = self.kinds[runs], rankdata(self.both[:, runs], axis=1)
+        sizes = np.maximum(np.bincount(kinds), 1)
+        ranks -= np.array([np.bincount(kinds, row) / sizes for row in ranks])[:, kinds]
+        lengths = np.linalg.norm(ranks, axis=1)
+        return float(ranks[0] @ ranks[1] / np.prod(lengths)) if lengths.all() else float("nan")
 
 
 FINDINGS: dict[str, Callable[[Records], list[Row]]] = {
