@@ -66,6 +66,19 @@ def test_findings_that_hold_and_findings_that_do_not():
     assert all(row.met for row in FINDINGS["figure5"](made_up(**HOLDS)))
 
 
+def test_input_gating_is_asked_of_one_layer_and_of_two():
+    """Each of its own networks; of two layers once there are any."""
+    records = made_up("overnight", **HOLDS)
+    for record in records:
+        if (record["task"], record["model"], record["layers"]) == (TEACHER, "lru", 2):
+            record["validation_loss"] = 1e-9
+    rows = {row.name: row.met for row in FINDINGS["figure5"](records) if row.name.startswith("teacher")}
+    asked = "LRU over LRU with input gating; > 1"
+    assert rows == {f"teacher, one layer: {asked}": True, f"teacher, two layers: {asked}": False}
+    begun = [record for record in records if (record["task"], record["layers"]) != (TEACHER, 2)]
+    assert sum(row.name.startswith("teacher") for row in FINDINGS["figure5"](begun)) == 1
+
+
 def test_a_row_tells_what_each_seed_gives():
     """The median over seeds is what is asked; a seed that differs shows, and only in the rows that it is in."""
     records = made_up("overnight", **HOLDS)
