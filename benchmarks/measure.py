@@ -47,6 +47,8 @@ def store(suite: str, rows: list[dict[str, Any]], extra: dict[str, Any] | None =
     import jax
     import numpy as np
 
+    from underhood.report.artifact import commit_of_source
+
     RESULTS.mkdir(parents=True, exist_ok=True)
     provenance = {
         "cores": os.cpu_count(),
@@ -54,6 +56,7 @@ def store(suite: str, rows: list[dict[str, Any]], extra: dict[str, Any] | None =
         "python": platform.python_version(),
         "jax": jax.__version__,
         "numpy": np.__version__,
+        "commit": commit_of_source(),
     }
     path = RESULTS / f"{suite}.json"
     record = {"suite": suite, "rows": rows, **(extra or {}), "provenance": provenance}

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from underhood.report.artifact import commit_of_source
+
 PARTS = ("files", "outputs", "memory", "api", "crashes", "disk", "numbers", "determinism", "streaming")
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "torture.json"
 SHOWN = 12  # losses that are kept in words
@@ -82,6 +84,7 @@ def store(tallies: Iterable[Tally], scale: str, seconds: dict[str, float], path:
     made = {
         "seconds": {part: round(value, 1) for part, value in seconds.items()},
         "finished": dict.fromkeys(seconds, now),
+        "commit": dict.fromkeys(seconds, commit_of_source()),
     }
     record = {
         "rows": rows,
@@ -90,7 +93,7 @@ def store(tallies: Iterable[Tally], scale: str, seconds: dict[str, float], path:
         "lost": sum(row["lost"] for row in rows),
         "provenance": {
             "scale": scale,
-            **{key: {**(before["provenance"][key] if stays else {}), **value} for key, value in made.items()},
+            **{key: {**(before["provenance"].get(key, {}) if stays else {}), **value} for key, value in made.items()},
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             "versions": {name: _version(name) for name in packages},

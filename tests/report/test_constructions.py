@@ -65,12 +65,12 @@ def test_only_changed_source_makes_a_commit_dirty(tmp_path, monkeypatch):
     package = tmp_path / "underhood"
     (package / "report").mkdir(parents=True)
     monkeypatch.setattr(artifact, "__file__", str(package / "report" / "artifact.py"))
-    assert artifact._commit() is None  # outside a checkout
+    assert artifact.commit_of_source() is None  # outside a checkout
     (package / "source.py").write_text("1\n")
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for arguments in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "a"]):
         subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
     (tmp_path / "results.json").write_text("{}")
-    assert re.fullmatch(r"[0-9a-f]{40}", artifact._commit())
+    assert re.fullmatch(r"[0-9a-f]{40}", artifact.commit_of_source())
     (package / "source.py").write_text("2\n")
-    assert artifact._commit().endswith("-dirty")
+    assert artifact.commit_of_source().endswith("-dirty")

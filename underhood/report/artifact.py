@@ -184,12 +184,12 @@ def provenance(artifact: Artifact, seconds: float) -> dict[str, Any]:
             "python": platform.python_version(),
             **{package: importlib.metadata.version(package) for package in packages},
         },
-        "commit": _commit(),
+        "commit": commit_of_source(),
         "wall_seconds": round(seconds, 3),
     }
 
 
-def _commit() -> str | None:
+def commit_of_source() -> str | None:
     """The commit of the source, "-dirty" where underhood/ was changed since; none outside a checkout."""
     package = Path(__file__).resolve().parents[1]
     if not (package.parent / ".git").exists():
