@@ -29,6 +29,59 @@ def test_both_ways_read_as_a_sentence(arguments, text):
     assert str(pickle.loads(pickle.dumps(error))) == text
 
 
+@pytest.mark.parametrize(
+    ("remedy", "shell"),
+    [
+        ("Use `resume=True` or another `out`.", "Use --resume or another --out."),
+        ("Lower `learning_rate`.", "Lower --learning-rate."),
+        ("Use `to='gated-rnn-minimal'`.", "Use --to gated-rnn-minimal."),
+        ("Run `underhood sweep` first.", "Run `underhood sweep` first."),  # no setting
+    ],
+)
+def test_python_is_told_of_settings_and_the_shell_of_flags(remedy, shell):
+    error = uh.UnderhoodError("`d` is what it is", "`d`", remedy)  # what a user wrote stays as it is
+    assert str(error) == f"`d` is what it is; got `d`. {remedy}"
+    assert error.for_shell == f"`d` is what it is; got `d`. {shell}"
+    assert (error.as_data()["error"], error.as_data()["remedy"]) == (error.for_shell, shell)
+
+
+def flags_in(source):
+    """(line, text) of the strings that name a flag, other than in a whole command; docstrings may."""
+    nodes = list(ast.walk(ast.parse(source)))
+    inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    inner |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if not isinstance(node, ast.Constant | ast.JoinedStr) or id(node) in inner:
+            continue
+        # Without commands, from the name to the end of the sentence; without git's own. CSS has a colon or a bracket.
+        text = re.sub(r"\b(?:underhood|dask) \w+[^.]*|--porcelain", "", words(node))
+        if re.search(r"(?<![\w(-])--[a-z-]+(?![\w:-])", text):
+            yield node.lineno, text
+
+
+def test_the_library_names_no_flags():
+    package = Path(uh.__file__).parent
+    sources = [path for path in sorted(package.rglob("*.py")) if path.parent.name != "commands" and path.stem != "cli"]
+    found = [f"{path.relative_to(package)}:{at}: {text}" for path in sources for at, text in flags_in(path.read_text())]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('UnderhoodError("a", remedy="Use --out.")', 1),
+        ('remedy = f"Use --kind {kind}."', 1),
+        ('"--scheduler needs dask" + "x"', 1),
+        ('remedy = "Read it first: underhood decompile --out."', 0),
+        ('remedy = "Run underhood sweep first. Use --out."', 1),
+        ('def f():\n    """As `underhood train --seeds 3`."""', 0),
+        ('remedy = "Use `out`."', 0),
+    ],
+)
+def test_that_check_finds_flags(source, found):
+    assert len(list(flags_in(source))) == found
+
+
 def test_a_refusal_stays_data_through_a_pickle():
     refusal = uh.NotConstructible("lru", layers=1, needs=2, reason="needs input gating", source="Table 3")
     again = pickle.loads(pickle.dumps(refusal))

@@ -93,7 +93,7 @@ def _failed(error: BaseException, *, json: bool) -> int:
 
 def _explained(error: BaseException) -> tuple[int, str]:
     if isinstance(error, UnderhoodError):
-        return BAD_INPUT, str(error)
+        return BAD_INPUT, error.for_shell
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, f"stopped by Ctrl-C; {error}" if str(error) else "stopped by Ctrl-C"
     if isinstance(error, OSError):

@@ -5,12 +5,27 @@ Two ways to say it:
     UnderhoodError("expected a seed of 0 or more", -1, "Use 0.")   expected a seed of 0 or more; got -1. Use 0.
     UnderhoodError("no such file: a.safetensors")                  no such file: a.safetensors
 
-The command line prints `str(error)` on stderr and exits with 2; nothing else of ours is raised on bad input.
+A remedy names settings as Python has them, in backticks: "Use `resume=True` or another `out`." The command line prints
+the line on stderr with its flags in their place ("Use --resume or another --out.") and exits with 2; nothing else of
+ours is raised on bad input.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+
+SETTING = re.compile(r"`([a-z]\w*)(?:=([^`]+))?`")
+
+
+def in_shell(text: str) -> str:
+    """Settings in backticks as flags: `resume=True` is --resume, `learning_rate` --learning-rate, `d=4` --d 4."""
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = f"--{found[1].replace('_', '-')}", (found[2] or "True").strip("'\"")
+        return name if value == "True" else f"{name} {value}"
+
+    return SETTING.sub(flag, text)
 
 
 def one_line(text: object) -> str:
@@ -23,18 +38,26 @@ class UnderhoodError(ValueError):
 
     def __init__(self, rule: str, got: object = "", remedy: str = "") -> None:
         self.rule, self.got, self.remedy = one_line(rule), one_line(got), one_line(remedy)
-        text = f"{self.rule}; got {self.got}" if self.got else self.rule
-        # A statement alone may end in a path, which a full stop would spoil; a sentence that goes on needs one.
-        if (self.got or self.remedy) and not text.endswith((".", "!", "?")):
-            text += "."
-        super().__init__(f"{text} {self.remedy}" if self.remedy else text)
+        super().__init__(self._with(self.remedy))
 
     def __reduce__(self) -> tuple[Callable[..., UnderhoodError], tuple[object, ...]]:
         return type(self), (self.rule, self.got, self.remedy)
 
+    def _with(self, remedy: str) -> str:
+        text = f"{self.rule}; got {self.got}" if self.got else self.rule
+        # A statement alone may end in a path, which a full stop would spoil; a sentence that goes on needs one.
+        if (self.got or remedy) and not text.endswith((".", "!", "?")):
+            text += "."
+        return f"{text} {remedy}" if remedy else text
+
+    @property
+    def for_shell(self) -> str:
+        """What the command line prints."""
+        return self._with(in_shell(self.remedy))
+
     def as_data(self) -> dict[str, object]:
         """What `--json` prints."""
-        return {"error": str(self), "rule": self.rule, "got": self.got, "remedy": self.remedy}
+        return {"error": self.for_shell, "rule": self.rule, "got": self.got, "remedy": in_shell(self.remedy)}
 
 
 class NotFinite(UnderhoodError):
@@ -49,8 +72,8 @@ class NotConstructible(UnderhoodError):
         self.reason, self.source = reason, source
         super().__init__(
             f"{target} needs {needs} layer{'s' * (needs > 1)} here: {reason} ({source})",
-            f"--layers {layers}",
-            f"Use --layers {needs}, or leave it out.",
+            f"{layers} layer{'s' * (layers != 1)}",
+            f"Use `layers={needs}`, or leave it out.",
         )
 
     def __reduce__(self) -> tuple[Callable[..., UnderhoodError], tuple[object, ...]]:

@@ -106,7 +106,7 @@ def test_a_file_is_no_run_folder(capsys, tmp_path):
     (tmp_path / "thesis").write_text("years of work")
     for flags in ([], ["--resume"]):
         code, _, err = run(capsys, *SMALL, "--out", str(tmp_path / "thesis"), *flags)
-        assert (code, err) == (2, f"underhood: not a folder: {tmp_path / 'thesis'}. Choose another with --out.\n")
+        assert (code, err) == (2, f"underhood: not a folder: {tmp_path / 'thesis'}. Choose another --out.\n")
     assert (tmp_path / "thesis").read_text() == "years of work"
 
 

@@ -185,7 +185,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_run_goes_on_from_it(unbroken, tm
 
 
 def test_a_folder_holds_one_run(unbroken, tmp_path):
-    with pytest.raises(UnderhoodError, match="--resume"):
+    with pytest.raises(UnderhoodError, match="resume=True"):
         fit(model(), TASK, CONFIG, out=unbroken[1])
     with pytest.raises(UnderhoodError, match=r"config\.steps 300 → 7"):
         fit(model(), TASK, FitConfig(steps=7), out=unbroken[1], resume=True)

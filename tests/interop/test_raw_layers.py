@@ -42,7 +42,7 @@ def test_a_raw_state_dict(name, tmp_path):
         return
     with pytest.raises(uh.UnderhoodError, match=f"these tensors do not tell {UNTOLD[kind]}") as caught:
         import_model(path, kind)
-    assert "uh.from_torch" in caught.value.remedy and "--layer" in caught.value.remedy
+    assert "uh.from_torch" in caught.value.remedy and "`layer`" in caught.value.remedy
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -76,5 +76,5 @@ def test_an_export_says_its_kind(name, tmp_path):
 def test_a_header_that_says_nothing_leaves_the_kind_to_be_told(ours, tmp_path):
     header = {"underhood": f'{{"class": [], "ours": {ours}}}'}
     safetensors.numpy.save_file({"u": np.ones(3, np.float32)}, tmp_path / "w", metadata=header)
-    with pytest.raises(uh.UnderhoodError, match=r"does not say what its weights are\. Use --kind, one of"):
+    with pytest.raises(uh.UnderhoodError, match=r"does not say what its weights are\. Use `kind`, one of"):
         import_model(tmp_path / "w")

@@ -132,7 +132,7 @@ def test_a_gated_rnn_by_the_documented_names(tmp_path):
 
 def refusals():
     state = {name: value.numpy() for name, value in net().state_dict().items()}
-    yield "gate count", state, "gru", "This looks like --kind lstm"
+    yield "gate count", state, "gru", "This looks like `kind='lstm'`"
     yield "kind", state, "transformer", "gated-rnn, gated-rnn-dense"
     yield "no weights", {"w": np.ones(3)}, "lstm", "weight_ih_l0 once"
     bare = {name.removeprefix("rnn."): value for name, value in state.items() if name.startswith("rnn.")}

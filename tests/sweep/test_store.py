@@ -17,7 +17,7 @@ def test_what_was_added_is_there_and_once(tmp_path):
         assert not store.add(A)
         assert store.add(B)
     assert results(tmp_path) == [A, B]
-    with pytest.raises(UnderhoodError, match="--resume"), Store(tmp_path).opened({}, resume=False):
+    with pytest.raises(UnderhoodError, match="resume=True"), Store(tmp_path).opened({}, resume=False):
         pass
     with Store(tmp_path).opened({}, resume=True) as store:
         assert set(store.done) == {"a", "b"}

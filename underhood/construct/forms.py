@@ -66,7 +66,7 @@ def _invertible(w_value: np.ndarray) -> np.ndarray:
     rank = np.linalg.matrix_rank(w_value)
     if d_value != d or rank < d:
         shape = f"rank {rank} for d={d}" if d_value == d else f"shape {w_value.shape}"
-        remedy = "Use to='gated-rnn-minimal' (--to gated-rnn-minimal), which takes any."
+        remedy = "Use `to='gated-rnn-minimal'`, which takes any."
         raise UnderhoodError("compact expects an invertible w_value", shape, remedy)
     return w_value
 

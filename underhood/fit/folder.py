@@ -65,9 +65,9 @@ class RunFolder:
         different = differences(self.recorded, {**_plain(settings), COMMAND: self.recorded.get(COMMAND)})
         if described.exists() and self.has_begun:
             if not resume:
-                raise UnderhoodError(f"{self.path} holds a run already", remedy="Use --resume or another --out.")
+                raise UnderhoodError(f"{self.path} holds a run already", remedy="Use `resume=True` or another `out`.")
             if different:
-                remedy = "Use --resume without other flags, or another --out."
+                remedy = "Use `resume=True` with the settings it was started with, or another `out`."
                 raise UnderhoodError(f"the run in {self.path} has other settings: {listed(different)}", remedy=remedy)
             found, self.problems = newest_good(self.checkpoints)
         elif different or not resume:

@@ -120,5 +120,5 @@ def _parsed(path: Path, content: bytes) -> list[dict[str, Any]]:
 def _cannot_write(path: Path, error: OSError) -> UnderhoodError:
     return UnderhoodError(
         f"cannot write {path}: {error.strerror or error}",
-        remedy="What was written before is untouched; make room, then go on with --resume.",
+        remedy="What was written before is untouched; make room, then go on with `resume=True`.",
     )

@@ -174,7 +174,7 @@ class _Population:
         window = found.tensors.get("window")
         fits = window is not None and window.ndim == 2 and len(window) == len(self.members)
         if there != own or not fits or found.step > self.config.steps:
-            remedy = "It was changed after it was written: take it away, and go on with --resume."
+            remedy = "It was changed after it was written: take it away, and go on with `resume=True`."
             raise UnderhoodError(f"{found.path} holds other arrays than this run's", remedy=remedy)
 
     def run(self, watch: Watcher | None) -> list[Run]:
@@ -223,7 +223,7 @@ class _Population:
         raise Diverged(
             f"the loss became {losses[index, offset]} at step {self.step + offset + 1} of seed {member.seed} "
             f"(learning rate {member.learning_rate:g})",
-            remedy=f"Last good checkpoint: {last or 'none'}. Lower --learning-rate.",
+            remedy=f"Last good checkpoint: {last or 'none'}. Lower `learning_rate`.",
         )
 
     def _checkpoint(self) -> None:

@@ -153,7 +153,7 @@ def _check_settings(d: int, length: int, seed: int, tolerance: float, input_boun
     numbers = 4 * d * (HELD_OUT * length + d) + (HELD_OUT * length * unknowns(d) if d <= SMALL else 0)
     require_memory(8 * numbers, f"{HELD_OUT} sequences of {length} steps with {d} inputs")
     if seed < 0:
-        raise UnderhoodError("expected a seed of 0 or more", seed, "Use --seed 0.")
+        raise UnderhoodError("expected a seed of 0 or more", seed, "Use `seed=0`.")
     if not 0 < tolerance < 1:
         raise UnderhoodError("expected a tolerance between 0 and 1", tolerance)
     if not 0 < input_bound < np.inf:

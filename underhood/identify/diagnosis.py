@@ -50,7 +50,7 @@ MEANINGS = {
     "looks-ahead": ("outputs depend on later inputs: attention here is causal", "Add a causal mask."),
     "limited-precision": (
         "attention, up to rounding to few digits",
-        "Probe it in float64, or with a larger --tolerance.",
+        "Probe it in float64, or with a larger tolerance.",
     ),
     "linear-recurrence": (
         "linear in its inputs: a recurrence or convolution without products",

@@ -104,7 +104,7 @@ def in_context(
     task = _task(d_x, d_y, observations, inputs, seed)
     if isinstance(network, AbstractModel) and network.d != task.d:
         rule = f"expected d_x + d_y = {network.d}, the inputs of this network"
-        raise UnderhoodError(rule, f"{d_x} + {d_y}", "Give --d-x and --d-y.")
+        raise UnderhoodError(rule, f"{d_x} + {d_y}", "Give `d_x` and `d_y`.")
     predict = _predictions(as_numpy_function(network, task.d, batched=batched), task)
     fitting, _, wanted = _drawn(task, seed, 0, predict, FITTED)
     tested, right, held = _drawn(task, seed, 1, predict)

@@ -150,7 +150,7 @@ def needed(settings: Settings, name: str) -> Any:
     """A setting that the shapes of the tensors do not tell."""
     if name not in settings:
         remedy = (
-            "Import its checkpoint folder (config.json) with --layer, or the module: uh.save(uh.from_torch(m), FILE)."
+            "Import its checkpoint folder (config.json) with `layer`, or the module: uh.save(uh.from_torch(m), FILE)."
         )
         raise UnderhoodError(f"these tensors do not tell {name}, and nothing beside them does", remedy=remedy)
     return settings[name]

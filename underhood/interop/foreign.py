@@ -103,7 +103,7 @@ def probe(
     elif isinstance(function, AbstractModel):
         d = function.d if d is None else d
     if d is None:
-        raise UnderhoodError("cannot tell the input size", remedy="Use --d, or uh.probe(function, d=...).")
+        raise UnderhoodError("cannot tell the input size", remedy="Give `d`.")
     options = {"length": length, "input_bound": input_bound, "tolerance": tolerance, "max_heads": max_heads}
     return blackbox.probe(function, d, against=against, seed=seed, batched=batched, watch=watch, **options)
 

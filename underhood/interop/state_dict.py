@@ -147,7 +147,9 @@ def _named_tensors(path: str | os.PathLike[str], loaded: Any, part: str) -> dict
     if not wrong:
         return {prefix + name: tensor for name, tensor in loaded.items()}
     inside = [name for name, value in loaded.items() if isinstance(value, dict) and any(map(is_tensor, value.values()))]
-    remedy = f"Choose the entry with the weights: --part {prefix}{inside[0]}." if inside else "Save model.state_dict()."
+    remedy = (
+        f"Choose the entry with the weights: `part={prefix + inside[0]!r}`." if inside else "Save model.state_dict()."
+    )
     raise UnderhoodError(f"expected named tensors in {path}", f"entries {', '.join(wrong[:8])}", remedy)
 
 

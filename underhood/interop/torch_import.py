@@ -47,7 +47,7 @@ def import_model(
     tensors, description = read_state_dict(path, part)
     kind = kind or described_kind(description)
     if kind is None:
-        remedy = f"Use --kind, one of {', '.join(kinds())}."
+        remedy = f"Use `kind`, one of {', '.join(kinds())}."
         raise UnderhoodError(f"{path} does not say what its weights are", remedy=remedy)
     tensors = part_of(tensors, part) if part else tensors
     try:
@@ -75,7 +75,7 @@ def from_state_dict(
         return attention_from(tensors, heads)
     if heads != 1:
         raise UnderhoodError(
-            f"{kind} has no heads to split rows into", remedy="Leave out heads, or use --kind attention."
+            f"{kind} has no heads to split rows into", remedy="Leave out heads, or use `kind='attention'`."
         )
     if kind in GATES and not any(name == "u" or name.startswith("cells.") for name in tensors):
         return _recurrent(dict(tensors), kind, ours, embedding, readout)
@@ -162,7 +162,7 @@ def _structure(tensors: Tensors, kind: str, ours: dict[str, Any]) -> dict[str, A
     for one in told:
         if other := _others(kind, one):
             got = ", ".join(f"{name} {one[name]!r}" for name in other)
-            raise UnderhoodError(f"expected the weights of {kind}", got, "Choose another --kind.")
+            raise UnderhoodError(f"expected the weights of {kind}", got, "Choose another `kind`.")
     count = len({match[1] for name in tensors if (match := re.match(r"cells\.(\d+)\.", name))}) if in_stack else 1
     told = told if len(told) == count else [{}] * count
     untold = [name for name, value in cell.items() if type(value) is int]  # heads, groups: shapes do not tell them
@@ -175,7 +175,7 @@ def _recurrent(tensors: Tensors, kind: str, ours: dict[str, Any], embedding: str
     prefixes = [name.removesuffix("weight_ih_l0") for name in tensors if name.endswith("weight_ih_l0")]
     if len(prefixes) != 1:
         rule = "expected the tensor weight_ih_l0 once, after any prefix"
-        raise UnderhoodError(rule, listed(tensors), "Name its part with --part.")
+        raise UnderhoodError(rule, listed(tensors), "Name its part with `part`.")
     prefix, cells = prefixes[0], []
     for word, what in {"_reverse": "one direction", "weight_hr_": "no projection"}.items():
         if any(name.startswith(prefix) and word in name for name in tensors):
@@ -185,7 +185,7 @@ def _recurrent(tensors: Tensors, kind: str, ours: dict[str, Any], embedding: str
     first = _linear(tensors, embedding)
     last = _linear(tensors, readout)
     if tensors:
-        remedy = f"Known: {embedding}, {readout} and one {kind}; say others with --embedding, --readout or --part."
+        remedy = f"Known: {embedding}, {readout} and one {kind}; say others with `embedding`, `readout` or `part`."
         raise UnderhoodError(f"unknown tensors: {listed(tensors)}", remedy=remedy)
     if len(cells) == 1 and first is None and last is None:
         return _trimmed(tuple(cells), None, ours)[0][0]
@@ -207,7 +207,7 @@ def _cell(tensors: Tensors, prefix: str, index: int, kind: str) -> Any:
     if weight_hh.shape != (rows, hidden) or weight_ih.ndim != 2 or len(weight_ih) != rows:
         rule = f"expected weights of shape ({gates}·n, inputs) and ({gates}·n, n), as torch.nn.{kind.upper()} has"
         other = next((name for name, count in GATES.items() if weight_hh.shape == (count * hidden, hidden)), None)
-        remedy = f"This looks like --kind {other}." if other not in (None, kind) else ""
+        remedy = f"This looks like `kind={other!r}`." if other not in (None, kind) else ""
         raise UnderhoodError(rule, f"{weight_ih.shape} and {weight_hh.shape}", remedy)
     biases = []
     for what in ("bias_ih", "bias_hh"):

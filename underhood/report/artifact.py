@@ -118,7 +118,7 @@ def covered(budget: str, *, so_far: bool = False) -> list[str]:
     if not found:
         swept = {at for recipe in recipes for at in recipe.budgets}
         known = " or ".join(at for at in BUDGETS if at in swept)
-        raise UnderhoodError("expected a budget with figures that are made of sweeps", budget, f"Use --budget {known}.")
+        raise UnderhoodError("expected a budget with figures that are made of sweeps", budget, f"Use `budget` {known}.")
     return found
 
 
@@ -129,7 +129,7 @@ def require_covered(name: str, budget: str, *, so_far: bool = False) -> None:
     if name not in covered(budget):
         budgets = ARTIFACTS[name].budgets
         raise UnderhoodError(
-            f"expected the budget {' or '.join(budgets)} for {name}", budget, f"Use --budget {budgets[0]}."
+            f"expected the budget {' or '.join(budgets)} for {name}", budget, f"Use `budget={budgets[0]!r}`."
         )
     if so_far and name not in (swept := covered(budget, so_far=True)):
         raise UnderhoodError("expected an artifact that is made of a sweep", name, f"Known: {', '.join(swept)}.")

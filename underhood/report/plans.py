@@ -149,7 +149,7 @@ def records_so_far(folder: Path, widths: bool) -> tuple[list[dict[str, Any]], in
     """
     swept = folder / (WIDTHS if widths else ARCHITECTURES)
     if not (swept / SPEC).exists():
-        raise UnderhoodError(f"no runs in {swept}", remedy="Leave out --so-far to train them.")
+        raise UnderhoodError(f"no runs in {swept}", remedy="Leave out `so_far` to train them.")
     planned, ended = read_spec(swept / SPEC).expanded(), {record["id"]: record for record in results(swept)}
 
     def compared(run: dict[str, Any]) -> tuple[Any, ...]:

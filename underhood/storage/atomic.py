@@ -81,7 +81,7 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise UnderhoodError(
-            f"cannot write to the folder {path}: {error.strerror or error}", remedy="Choose another with --out."
+            f"cannot write to the folder {path}: {error.strerror or error}", remedy="Choose another `out`."
         ) from error
     return path
 

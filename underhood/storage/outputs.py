@@ -108,7 +108,7 @@ def require_outputs(
 def _require_replaceable(path: Path, target: Path, kind: Kind, inputs: Iterable[str | os.PathLike[str] | None]) -> None:
     if not target.exists():
         return
-    remedy = "Choose another output, or add --force."
+    remedy = "Choose another output, or add `force=True`."
     if any(given is not None and Path(given).exists() and target.samefile(given) for given in inputs):
         raise UnderhoodError(f"cannot write over the input {path}", remedy=remedy)
     if target.stat().st_size == 0:

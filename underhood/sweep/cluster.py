@@ -67,7 +67,7 @@ def run_on_cluster(
                 raise UnderhoodError(
                     f"no dask scheduler answers at {address}: "
                     + (str(error).splitlines()[0] if str(error) else type(error).__name__),
-                    remedy="Start one: dask scheduler --host 127.0.0.1. What ended is kept: --resume.",
+                    remedy="Start one: dask scheduler --host 127.0.0.1. What ended is kept: `resume=True`.",
                 ) from None
             time.sleep(0.5)
 
@@ -124,5 +124,5 @@ def _distributed() -> Any:
     try:
         import distributed
     except ImportError:
-        raise UnderhoodError("--scheduler needs dask", remedy="pip install 'underhood[distributed]'") from None
+        raise UnderhoodError("a scheduler needs dask", remedy="pip install 'underhood[distributed]'") from None
     return distributed

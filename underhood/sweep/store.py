@@ -62,9 +62,9 @@ class Store:
         described, results = self.path / SPEC, self.path / RESULTS
         if described.exists() and self.has_begun:
             if not resume:
-                raise UnderhoodError(f"{self.path} holds a sweep already", remedy="Use --resume or another --out.")
+                raise UnderhoodError(f"{self.path} holds a sweep already", remedy="Use `resume=True` or another `out`.")
             if different := compare(_json_in(described)):
-                remedy = "Use the specification that it was started with, or another --out."
+                remedy = "Use the specification that it was started with, or another `out`."
                 raise UnderhoodError(f"the sweep in {self.path} is another one: {listed(different)}", remedy=remedy)
         else:
             write_atomically(described, (json.dumps(spec, indent=1, ensure_ascii=False) + "\n").encode())
@@ -94,7 +94,7 @@ class Store:
         except OSError as error:
             os.ftruncate(self._descriptor, begin)
             what = f"cannot write {self.path / RESULTS}: {error.strerror or error}"
-            raise UnderhoodError(what, remedy="What ended before is kept: --resume.") from error
+            raise UnderhoodError(what, remedy="What ended before is kept: `resume=True`.") from error
         self.done[record["id"]] = record
         return True
 
@@ -113,7 +113,7 @@ def _json_in(path: Path) -> Any:
     try:
         return json.loads(read_bytes(path).decode())
     except (ValueError, RecursionError) as error:
-        raise UnderhoodError(f"cannot read {path}: {error}", remedy="Use another --out.") from None
+        raise UnderhoodError(f"cannot read {path}: {error}", remedy="Use another `out`.") from None
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int, int]:
