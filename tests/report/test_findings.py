@@ -9,15 +9,15 @@ import pytest
 from underhood.data import LinearRegression
 from underhood.data.task import draw
 from underhood.identify.blackbox import closeness
+from underhood.report.correlation import correlation, distance, network_of
 from underhood.report.findings import (
     FINDINGS,
     REGRESSION,
     TEACHER,
-    correlation,
-    distance,
     exact_distance,
     gradient_step_loss,
     main,
+    on_both_tasks,
     transition,
 )
 from underhood.report.plans import SIZES, architectures_of, best_rates, rates_of, records_so_far, widths_of
@@ -122,6 +122,8 @@ def test_a_correlation_has_an_interval_that_covers_it_and_narrows():
     assert (few.runs, many.runs) == (12, 120)
     chance = correlation(made_up_runs(30, slope=0.0, noise=1.0))
     assert chance.low < 0 < chance.high
+    alike = correlation([{**record, "attention_r2": 0.5} for record in made_up_runs(3, slope=1.0)])
+    assert alike.text == "nan (nan to nan; 6 runs)"
     exact = correlation(made_up_runs(10, slope=1.0))
     assert exact.value == pytest.approx(1) and exact.low == pytest.approx(1)
 
@@ -130,7 +132,50 @@ def test_a_gap_between_architectures_is_no_correlation_within_them():
     """Within each, networks further from attention are better; but one architecture is both further and worse."""
     records = made_up_runs(10, slope=-0.5, gap=40.0)
     assert correlation(records).low > 0
-    assert correlation(records, within=True).value == pytest.approx(-1)
+    assert correlation(records, within=("model", "layers")).value == pytest.approx(-1)
+
+
+def on_tasks(of_teacher, in_context):
+    """Figure 5's runs, with a loss on each task that a network's kind and width give."""
+    records = made_up("overnight")
+    for record in records:
+        ask = of_teacher if record["task"] == TEACHER else in_context
+        record["validation_loss"] = ask(record)
+    rows = FINDINGS["figure5"](records)
+    return {row.name.split(":")[0]: row for row in rows if "on both tasks" in row.name}
+
+
+def test_who_mimics_attention_well_may_learn_well_in_context():
+    kinds = ["lru", "lru-in-out", "lru-in-skip", "gated-rnn", "gated-rnn-dense", "lstm", "gru"]
+
+    def kind(record):
+        return 1.0 + kinds.index(record["model"]) + record["layers"] / 4 - record["hidden"] / 1000
+
+    alike = on_tasks(kind, kind)
+    assert all(
+        row.here.startswith("1.00 (1.00 to 1.00") and row.by_seed == pytest.approx((1,) * 3) for row in alike.values()
+    )
+    assert alike["LRUs"].met and alike["LRUs"].here.endswith("72 runs)") and len(alike) == 3
+    against = on_tasks(kind, lambda record: 9 - kind(record))
+    assert against["LRUs"].here.startswith("-1.00") and not against["LRUs"].met
+    # Wider networks are better at both; of one width, who is better at one is worse at the other.
+    wider = on_tasks(lambda r: kind(r) - 100 * r["hidden"], lambda r: -kind(r) - 100 * r["hidden"])
+    assert wider["LRUs"].met and wider["LRUs, at equal width"].here.startswith("-1.00")
+
+
+def test_pairs_are_of_the_same_network_and_seed():
+    records = [record for record in made_up("overnight") if record["probe"]]
+    for record in records:
+        if record["task"] == TEACHER:
+            record["validation_loss"] = record["hidden"] + 100 * record["layers"] + 1000 * record["seed"]
+    pairs = on_both_tasks(records)
+    assert len(pairs) == sum(record["task"] == REGRESSION for record in records)
+    assert all(one[TEACHER] == one["hidden"] + 100 * one["layers"] + 1000 * one["seed"] for one in pairs)
+    begun = [record for record in records if record["task"] == REGRESSION or record["seed"] == 0]
+    assert {one["seed"] for one in on_both_tasks(begun)} == {0}
+    few = [record for record in records if record["task"] == REGRESSION or network_of(record)[1:] == (1, 8)]
+    assert len(on_both_tasks(few)) == 3 * 7
+    assert not any("both tasks" in row.name for row in FINDINGS["figure5"](few))
 
 
 def test_what_predicts_exactly_is_as_far_from_attention_as_is_said():
@@ -154,13 +199,17 @@ def test_a_network_that_says_nothing_is_as_far_from_attention_as_can_be():
     assert [distance({"attention_r2": r2}) for r2 in (1.0, 0.25, -0.5, -1e300)] == [1e-9, 0.75, 1.0, 1.0]
 
 
+def by_distance(records):
+    return {row.name.split(":")[0]: row for row in FINDINGS["figure5"](records) if "distance" in row.name}
+
+
 def test_on_either_side_of_the_gradient_step_the_question_has_another_answer():
     """The gradient step is attention: who is worse is further off the worse, and who is better the better."""
     records = made_up("overnight", **HOLDS)
     asked = [r for r in records if r["task"] == REGRESSION and r["probe"]]
     for record, off in zip(asked, np.linspace(-0.9, 0.9, len(asked)), strict=True):
         record |= {"validation_loss": np.exp(off), "validation_excess": off, "attention_r2": 1 - abs(off)}
-    rows = {row.name.split(":")[0]: row for row in FINDINGS["figure5"](records)}
+    rows = by_distance(records)
     for whose in ("", "LRUs "):
         for side, sign in (("not yet at the gradient step", 1), ("beyond the gradient step", -1)):
             assert rows[whose + side].here.startswith(f"{sign:.2f}"), whose + side
@@ -168,7 +217,7 @@ def test_on_either_side_of_the_gradient_step_the_question_has_another_answer():
     assert len(rows["all architectures"].by_seed) == 3
     for record in asked:
         record["validation_excess"] = 1.0
-    rows = {row.name.split(":")[0]: row for row in FINDINGS["figure5"](records)}
+    rows = by_distance(records)
     assert "not yet at the gradient step" in rows and "beyond the gradient step" not in rows
 
 

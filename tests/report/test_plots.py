@@ -97,3 +97,16 @@ def test_a_chart_of_one_width_shows_its_points():
     assert low < 8 < high
     assert [8.0, 1.0] in [drawn.get_xydata()[0].tolist() for drawn in axes.lines]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["8"]
+
+
+def test_the_name_of_a_level_covers_no_points_where_there_is_room():
+    """Points on the level at the right, where the name goes otherwise, and at the left."""
+    for xs, free in (([0.8, 0.9, 1.0], (0.0, 0.7)), ([0.0, 0.1, 0.9, 1.0], (0.15, 0.76)), ([0.0, 0.2], (0.6, 1.0))):
+        points = Curve("a", xs, [1.0] * len(xs), [1.0] * len(xs), [1.0] * len(xs), None, 0)
+        corners = Curve("b", [0.0, 1.0], [0.0, 2.0], [0.0, 2.0], [0.0, 2.0], None, 0)
+        chart = Chart(
+            "t", "x", "y", (points, corners), levels=(("level", 1.0),), joined=False, log_x=False, log_y=False
+        )
+        (axes,) = draw_charts([chart]).axes
+        (name,) = [text for text in axes.texts if text.get_text() == "level"]
+        assert free[0] <= name.xy[0] <= free[1], xs

@@ -124,7 +124,7 @@ def _table3_figure(lines: list[list[str]], chart: Chart) -> Figure:
     left.text(0.42, -0.75, "simplified gated RNN", ha="center", fontsize=9.5)
     left.text(0.81, -0.75, "linear self-attention", ha="center", fontsize=9.5)
     left.set_title("Table 3: layers needed, and the error measured with them", fontsize=10, loc="left", pad=24)
-    draw_chart(right, chart)
+    draw_chart(right, chart, raised=False)
     right.set_title(chart.name, fontsize=10, loc="left", pad=24)
     right.invert_xaxis()
     name_curves(right, chart)

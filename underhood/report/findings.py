@@ -5,20 +5,26 @@ python -m underhood.report.findings results/laptop/sweep
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
 from collections.abc import Callable
-from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
-from scipy.stats import rankdata
 
 from underhood.data import LinearRegression
 from underhood.report.artifact import Row
+from underhood.report.correlation import (
+    Correlation,
+    Measure,
+    Names,
+    Records,
+    correlation,
+    distance,
+    network_of,
+    of_each_seed,
+)
 
 TASKS = TEACHER, REGRESSION = "teacher-student", "linear-regression"
 D = 6
@@ -27,12 +33,9 @@ WIDTHS = {"full": D * D + D, "compact": D * (D + 1) // 2 + D}
 LRUS, GATED_LRUS = ("lru", "lru-in-out", "lru-in-skip"), ("lru-in-out", "lru-in-skip")
 PAPER_STEPS, PLATEAU = 781_000, 1e-6  # of Figure 3 A
 MUCH = 10  # "≪": a tenth or less
-RESAMPLED = 2000  # times, for an interval
-NEAREST = 1e-9  # distance from attention that a figure shows
 FEWEST = 5  # networks that a correlation is asked of
 NEAR = 1.5  # "best or near it": within this factor of the best
 
-Records = list[dict[str, Any]]
 Models = tuple[str, ...]  # names of architectures
 Ask = Callable[[Records], Any]  # a number of some runs
 
@@ -131,18 +134,42 @@ def findings_5(records: Records) -> list[Row]:
         for layers, told in ((1, "one layer"), (2, "two layers"))
         if (alike := [r for r in of_teacher if r["layers"] == layers])  # none yet, in a sweep that is under way
     ]
+    high: dict[str, Any] = {"paper": "high", "asked": "; above 0", "holds": lambda found: found.low > 0}
+    rows += _both_losses(on_both_tasks([*of_teacher, *at]), high)
     rows += [
-        _correlated("LRUs", of_lrus, paper="high", asked="; above 0", holds=lambda found: found.low > 0),
+        _correlated("LRUs", of_lrus, **high),
         _correlated("all architectures", at, asked=" (the paper leaves it open)"),
-        _correlated("within architectures", at, within=True),
+        _correlated("within architectures", at, within=("model", "layers")),
     ]
     # Attention takes the gradient step and no more: who learns better must leave it.
     for whose, runs in (("", at), ("LRUs ", of_lrus)):
         for side, short in (("not yet at the gradient step", True), ("beyond the gradient step", False)):
             some = [r for r in runs if (r["validation_excess"] > 0) == short]
-            if len(set(map(_network, some))) >= FEWEST:
+            if len(set(map(network_of, some))) >= FEWEST:
                 rows.append(_correlated(f"{whose}{side}", some))
     return rows
+
+
+def on_both_tasks(records: Records) -> Records:
+    """The runs on the regression task with what the same network and seed comes to on the teacher's, where there is
+    one, under that task's name."""
+    losses = {(*network_of(r), r["seed"]): r["validation_loss"] for r in records if r["task"] == TEACHER}
+    regression = [r for r in records if r["task"] == REGRESSION]
+    return [{**r, TEACHER: losses[key]} for r in regression if (key := (*network_of(r), r["seed"])) in losses]
+
+
+def _both_losses(pairs: Records, high: dict[str, Any]) -> list[Row]:
+    """Do architectures that mimic a teacher well learn well in context, too? Figure 5 of the paper shows these losses
+    and no other distance from attention, so its words about the LRUs can be about nothing else."""
+    of_lrus = [pair for pair in pairs if pair["model"] in LRUS]
+    if len(set(map(network_of, of_lrus))) < FEWEST:
+        return []
+    ask = functools.partial(_correlated, what="the losses on both tasks", of=lambda pair: pair[TEACHER])
+    return [
+        ask("LRUs", of_lrus, **high),
+        ask("LRUs, at equal width", of_lrus, within=("hidden",)),
+        ask("all architectures", pairs),
+    ]
 
 
 def exact_distance() -> float:
@@ -164,18 +191,17 @@ def _row(name: str, paper: str | None, ask: Ask, records: Records, holds: Callab
 def _correlated(
     name: str,
     records: Records,
+    what: str = "distance from attention and loss",
+    of: Measure = distance,
     *,
-    within: bool = False,
+    within: Names = (),
     paper: str | None = None,
     asked: str = "",
     holds: Callable[[Correlation], bool] = lambda found: True,
 ) -> Row:
-    """How distance from attention and loss go together in these runs, and in those of each seed alone."""
-    found, what = correlation(records, within), "rank correlation of distance from attention and loss, 95 % interval"
-    seeds = sorted({r["seed"] for r in records})
-    by_seed = [_Measured.of([r for r in records if r["seed"] == seed], within).correlation() for seed in seeds]
-    by_seed = tuple(one for one in by_seed if not isnan(one))  # a seed with a single run has none
-    return Row(f"{name}: {what}{asked}", paper, found.text, holds(found), by_seed)
+    """How `what` go together in these runs, and in those of each seed alone."""
+    found, name = correlation(records, of, within), f"{name}: rank correlation of {what}, 95 % interval{asked}"
+    return Row(name, paper, found.text, holds(found), of_each_seed(records, of, within))
 
 
 def _widest(records: Records) -> Records:
@@ -212,69 +238,6 @@ def _widths(records: Records, task: str, optimizer: str) -> Records:
 def _compared(records: Records) -> Records:
     """The runs of Figures 4 and 5."""
     return [r for r in records if r["probe"]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Correlation:
-    """Spearman's ρ, the interval that 95 % of resampled runs give, and the number of runs."""
-
-    value: float
-    low: float
-    high: float
-    runs: int
-
-    @property
-    def text(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f}; {self.runs} runs)"
-
-
-def correlation(records: Records, within: bool = False) -> Correlation:
-    """Of distance from attention and loss. What counts is the order: ranks, or `within` each architecture and number of
-    layers, ranks less their mean there, so that a difference between architectures adds nothing.
-
-    Seeds of one network are alike: networks are drawn again for the interval, each with all of its seeds.
-    """
-    of_network: dict[tuple[Any, ...], list[int]] = {}
-    for place, record in enumerate(records):
-        of_network.setdefault(_network(record), []).append(place)
-    groups, random = [np.array(places) for places in of_network.values()], np.random.default_rng(0)
-    measured, drawn = _Measured.of(records, within), []
-    for _ in range(RESAMPLED):
-        again = random.integers(len(groups), size=len(groups))
-        drawn.append(measured.correlation(np.concatenate([groups[index] for index in again])))
-    low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return Correlation(measured.correlation(), float(low), float(high), len(records))
-
-
-def distance(record: dict[str, Any]) -> float:
-    """1 − R² of the nearest attention, at most 1: a network that says next to nothing has no R² to speak of."""
-    return min(max(1 - record["attention_r2"], NEAREST), 1.0)
-
-
-def _network(record: dict[str, Any]) -> tuple[Any, ...]:
-    """The architecture and size; its runs differ in their seeds."""
-    return tuple(record[name] for name in ("model", "layers", "hidden"))
-
-
-class _Measured(NamedTuple):
-    """The two numbers of each run, and which kind of network it is of, so that runs can be drawn again quickly."""
-
-    both: Float[np.ndarray, "2 runs"]
-    kinds: Int[np.ndarray, " runs"]
-
-    @classmethod
-    def of(cls, records: Records, within: bool) -> _Measured:
-        kinds = [f"{r['model']} {r['layers']}" if within else "" for r in records]
-        both = np.array([[distance(r) for r in records], [r["validation_loss"] for r in records]])
-        return cls(both, np.unique(kinds, return_inverse=True)[1])
-
-    def correlation(self, runs: Any = slice(None)) -> float:
-        """Of ranks less their mean in each kind; NaN where all are alike."""
-        kinds, ranks = self.kinds[runs], rankdata(self.both[:, runs], axis=1)
-        sizes = np.maximum(np.bincount(kinds), 1)
-        ranks -= np.array([np.bincount(kinds, row) / sizes for row in ranks])[:, kinds]
-        lengths = np.linalg.norm(ranks, axis=1)
-        return float(ranks[0] @ ranks[1] / np.prod(lengths)) if lengths.all() else float("nan")
 
 
 FINDINGS: dict[str, Callable[[Records], list[Row]]] = {

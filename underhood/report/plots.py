@@ -26,6 +26,7 @@ TITLE, MARKED = 0.4, 0.75  # above a panel, and where marks are named there
 NAMES, LEGEND, BARE = 1.15, 1.75, 0.2  # to the right of a panel: the names of its curves, a row's legend, nothing
 SPAN = 2.1  # decades: an axis that has fewer is labelled at 1, 2 and 5 as well
 SMALL = 7.5  # points, of names
+EDGE = 0.012  # of a panel's width, between its edge and a name
 DARKER = 0.75  # of a name's colour: letters are thinner than lines
 HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
 
@@ -45,7 +46,7 @@ def draw_charts(charts: Sequence[Chart], *, legend: bool = False, columns: int =
         last = index == len(charts) - 1
         spanned = wide + (columns - 1 - column) * (LEFT + wide + right) if last else wide  # no empty corner
         axes = figure.add_axes((left / width, bottom / height, spanned / width, tall / height))
-        draw_chart(axes, chart)
+        draw_chart(axes, chart, raised=aboves[row] == MARKED)
         if not legend:
             name_curves(axes, chart)
         elif last or column == columns - 1:
@@ -54,8 +55,8 @@ def draw_charts(charts: Sequence[Chart], *, legend: bool = False, columns: int =
     return figure
 
 
-def draw_chart(axes: Axes, chart: Chart) -> None:
-    """Axes, curves, marks and levels."""
+def draw_chart(axes: Axes, chart: Chart, *, raised: bool) -> None:
+    """Axes, curves, marks and levels; the title `raised` above the names of marks, its own or a neighbour's."""
     style_curves(axes, chart.x_label, chart.y_label, chart.name)
     axes.set_xscale("log" if chart.log_x else "linear")
     axes.set_yscale("log" if chart.log_y else "linear")
@@ -72,13 +73,26 @@ def draw_chart(axes: Axes, chart: Chart) -> None:
         axes.axvline(x, color=FAINT, linewidth=0.8, linestyle=":", zorder=1)
         place = {"xy": (x, 1.01), "xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
         axes.annotate(textwrap.fill(name, 10), **place, fontsize=6.5, color=INK, linespacing=1.0)
-    if chart.marks:
+    if raised:
         axes.set_title(chart.name, fontsize=10, loc="left", color=INK, pad=34)
     for name, y in chart.levels:
         axes.axhline(y, color=FAINT, linewidth=0.9, linestyle=(0, (6, 3)), zorder=1)
-        at, side = (0.012, "left") if chart.joined else (0.988, "right")  # where curves have not met yet
-        place = {"xy": (at, y), "xycoords": ("axes fraction", "data"), "ha": side, "va": "bottom"}
+        at = EDGE if chart.joined else _free(axes, chart, name, y)  # at the edge curves have not met yet
+        place = {"xy": (at, y), "xycoords": ("axes fraction", "data"), "ha": "left", "va": "bottom"}
         axes.annotate(name, **place, fontsize=SMALL, color=INK, bbox=HALO)
+
+
+def _free(axes: Axes, chart: Chart, name: str, y: float) -> float:
+    """Where a name on the level y covers the fewest points: its left end, as a share of the panel's width."""
+    limits = axes.get_xlim(), axes.get_ylim()  # asking for them brings the transforms up to date
+    points = np.array([place for curve in chart.curves for place in zip(curve.x, curve.y, strict=True)])
+    x, up = (axes.transData + axes.transAxes.inverted()).transform([*points, (limits[0][0], y)]).T
+    wide, tall = axes.get_window_extent().size * 72 / axes.figure.dpi  # points
+    length, high = 0.65 * SMALL * len(name) / wide, 2 * SMALL / tall
+    beside = (up[:-1] > up[-1] - high / 3) & (up[:-1] < up[-1] + high)
+    places = np.linspace(1 - EDGE - length, EDGE, 40)  # the rightmost, if several are as good
+    covered = [np.sum(beside & (x[:-1] > at - EDGE) & (x[:-1] < at + length + EDGE)) for at in places]
+    return float(places[np.argmin(covered)])
 
 
 def _draw_curve(axes: Axes, curve: Curve, place: int, chart: Chart) -> None:

@@ -12,23 +12,22 @@ from underhood.model import ARCHITECTURES
 from underhood.report.architectures import COMPARED, stacked
 from underhood.report.artifact import Artifact, Row, artifact
 from underhood.report.charts import Chart, Curve, curve_over_seeds
+from underhood.report.correlation import Records, distance
 from underhood.report.findings import (
     REGRESSION,
     TASKS,
     TEACHER,
     WIDTHS,
     D,
-    distance,
     exact_distance,
     findings_3,
     findings_4,
     findings_5,
     gradient_step_loss,
+    on_both_tasks,
 )
 from underhood.report.plans import SIZES, records_of, records_so_far
 from underhood.report.plots import draw_charts
-
-Records = list[dict[str, Any]]
 
 
 def _make(
@@ -92,8 +91,9 @@ def figure4(budget: str, runs: Path, *, so_far: bool = False) -> Artifact:
     "paper",
     swept=True,
     title="All architectures, one layer and two",
-    tells="Training and validation loss against parameters and width. Dashes are two layers. The last chart shows "
-    "whether networks close to attention learn better in context; the dotted line is where an exact answer is.",
+    tells="Training and validation loss against parameters and width. Dashes are two layers. The last two charts "
+    "show whether networks close to attention learn better in context: close by their loss on a teacher's outputs, and "
+    "by the attention nearest to them; the dotted line is where an exact answer is.",
 )
 def figure5(budget: str, runs: Path, *, so_far: bool = False) -> Artifact:
     """All of them with one layer and two, against parameters and width, and closeness to attention."""
@@ -145,9 +145,12 @@ def _charts_5(records: Records, sizes: dict[str, Any]) -> tuple[Chart, ...]:
         for what, quantity in (("training", "held_out_loss"), ("validation", "validation_loss"))
         for x in ("parameters", "hidden")
     ]
-    title = "in-context regression: distance from attention against loss"
     levels = (("gradient step", gradient_step_loss(validation=True)),)
-    cloud = _cloud(title, [r for r in chosen if r["task"] == REGRESSION], "distance")
+    if pairs := on_both_tasks(chosen):  # none yet, in a sweep that is under way
+        cloud = _cloud("in-context regression against teacher-student", pairs, TEACHER)
+        charts.append(dataclasses.replace(cloud, levels=levels))
+    regression = [r for r in chosen if r["task"] == REGRESSION]
+    cloud = _cloud("in-context regression against distance from attention", regression, "distance")
     marks = (("the exact answer", exact_distance()),)
     return (*charts, dataclasses.replace(cloud, levels=levels, marks=marks))
 
@@ -163,6 +166,7 @@ LABELS = {
     "held_out_loss": "training loss",
     "validation_loss": "validation loss",
     "distance": "1 − R² of the nearest attention",
+    TEACHER: "validation loss on teacher-student",
 }
 
 
@@ -175,7 +179,7 @@ def _by_model(title: str, records: Records, task: str, x: str, quantity: str) ->
 
 
 def _cloud(title: str, records: Records, x: str) -> Chart:
-    """A point for each run: its validation loss against its size, or against its distance from attention."""
+    """A point for each run: its validation loss against its size, or against how far from attention it is."""
     curves = []
     for (name, model, layers), alike in _kinds(records):
         places = [distance(r) if x == "distance" else float(r[x]) for r in alike]
