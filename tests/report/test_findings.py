@@ -34,6 +34,12 @@ def test_the_transition_is_where_the_loss_has_fallen_half_way_on_a_log_scale():
     assert transition([{"hidden": 4, "loss": -1e-5}, {"hidden": 2, "loss": 1.0}], "loss") == 4
 
 
+@pytest.fixture
+def few_draws(monkeypatch):
+    """For tests that do not look at the intervals' ends."""
+    monkeypatch.setattr("underhood.report.correlation.RESAMPLED", 50)
+
+
 def both(budget):
     return [*widths_of(budget).expanded(), *architectures_of(budget).expanded()]
 
@@ -54,6 +60,7 @@ HOLDS = {"t_gated_rnn": 1e-4, "t_gated_rnn_dense": 2e-4, "t_lru_in_out": 0.1, "t
 HOLDS |= {"r_gru": 0.01, "r_lru_in_out": 0.02, "r_lru_in_skip": 0.02, "r_lru": 0.9}
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_findings_that_hold_and_findings_that_do_not():
     good = {row.name: row for row in FINDINGS["figure4"](made_up(**HOLDS))}
     assert all(row.met for row in good.values())
@@ -66,6 +73,7 @@ def test_findings_that_hold_and_findings_that_do_not():
     assert all(row.met for row in FINDINGS["figure5"](made_up(**HOLDS)))
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_input_gating_is_asked_of_one_layer_and_of_two():
     """Each of its own networks; of two layers once there are any."""
     records = made_up("overnight", **HOLDS)
@@ -145,6 +153,7 @@ def on_tasks(of_teacher, in_context):
     return {row.name.split(":")[0]: row for row in rows if "on both tasks" in row.name}
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_who_mimics_attention_well_may_learn_well_in_context():
     kinds = ["lru", "lru-in-out", "lru-in-skip", "gated-rnn", "gated-rnn-dense", "lstm", "gru"]
 
@@ -163,6 +172,7 @@ def test_who_mimics_attention_well_may_learn_well_in_context():
     assert wider["LRUs"].met and wider["LRUs, at equal width"].here.startswith("-1.00")
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_pairs_are_of_the_same_network_and_seed():
     records = [record for record in made_up("overnight") if record["probe"]]
     for record in records:
@@ -203,6 +213,7 @@ def by_distance(records):
     return {row.name.split(":")[0]: row for row in FINDINGS["figure5"](records) if "distance" in row.name}
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_on_either_side_of_the_gradient_step_the_question_has_another_answer():
     """The gradient step is attention: who is worse is further off the worse, and who is better the better."""
     records = made_up("overnight", **HOLDS)
