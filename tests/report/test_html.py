@@ -164,6 +164,14 @@ def test_what_a_logarithm_cannot_show_is_left_out():
     assert straight.count("<circle") == 3
 
 
+def test_a_legend_shows_lines_or_points_as_its_chart_does():
+    curve = {"name": "LRU", "x": [1.0, 2.0], "y": [1.0, 2.0]}
+    for joined in (True, False):
+        chart = {"name": "A", "x_label": "x", "y_label": "y", "curves": [curve, curve], "joined": joined}
+        page = report_html([record(charts=[chart])])
+        assert ('class="legend points"' in page, 'class="legend"' in page) == (not joined, joined)
+
+
 def test_a_chart_of_the_figures_is_drawn_as_it_is():
     import dataclasses
 

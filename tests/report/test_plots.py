@@ -12,7 +12,7 @@ from underhood.model import ARCHITECTURES
 from underhood.report.architectures import COMPARED, INK, SERIES, colour_of, look_of, stacked
 from underhood.report.charts import Chart, Curve
 from underhood.report.plots import LINES, SHAPES, draw_charts, spread
-from underhood.report.svg import chart_svg, series_look
+from underhood.report.svg import LEFT, RIGHT, WIDTH, chart_svg, freest, series_look
 
 
 def line(model, layers, y=1.0):
@@ -99,9 +99,19 @@ def test_a_chart_of_one_width_shows_its_points():
     assert [text.get_text() for text in axes.get_xticklabels()] == ["8"]
 
 
+def test_a_name_goes_where_it_hides_the_fewest_points():
+    size, ends = (20.0, 4.0), (0.0, 100.0)
+    assert freest([], 0.0, size, ends) == 80.0
+    assert freest([(90.0, 1.0)], 0.0, size, ends) <= 70.0
+    assert freest([(90.0, 9.0), (90.0, -3.0)], 0.0, size, ends) == 80.0  # above the name, and below the level
+    crowded = [(float(x), 1.0) for x in range(0, 101, 5) if x != 40]
+    assert 20 < freest(crowded, 0.0, size, ends) < 40  # hides one less there
+    assert freest([], 0.0, (200.0, 4.0), ends) == 0.0  # longer than the panel
+
+
 def test_the_name_of_a_level_covers_no_points_where_there_is_room():
-    """Points on the level at the right, where the name goes otherwise, and at the left."""
-    for xs, free in (([0.8, 0.9, 1.0], (0.0, 0.7)), ([0.0, 0.1, 0.9, 1.0], (0.15, 0.76)), ([0.0, 0.2], (0.6, 1.0))):
+    """Points on the level at the right, where the name goes otherwise, and at the left. In figures and on pages."""
+    for xs, free in (([0.8, 0.9, 1.0], (0.0, 0.7)), ([0.0, 0.1, 0.9, 1.0], (0.15, 0.79)), ([0.0, 0.2], (0.6, 1.0))):
         points = Curve("a", xs, [1.0] * len(xs), [1.0] * len(xs), [1.0] * len(xs), None, 0)
         corners = Curve("b", [0.0, 1.0], [0.0, 2.0], [0.0, 2.0], [0.0, 2.0], None, 0)
         chart = Chart(
@@ -110,3 +120,5 @@ def test_the_name_of_a_level_covers_no_points_where_there_is_room():
         (axes,) = draw_charts([chart]).axes
         (name,) = [text for text in axes.texts if text.get_text() == "level"]
         assert free[0] <= name.xy[0] <= free[1], xs
+        (at,) = re.findall(r'class="note" x="([0-9.]+)"', chart_svg(dataclasses.asdict(chart), "t"))
+        assert free[0] <= (float(at) - LEFT) / (WIDTH - RIGHT - LEFT) <= free[1], xs

@@ -133,7 +133,8 @@ def _chart(chart: dict[str, Any]) -> dict[str, Any]:
         for index, curve in enumerate(chart["curves"])
     ]
     drawn = chart_svg(chart, f"{name}: {y} against {x}; arrow keys read its points")
-    return {"name": name, "svg": drawn, "curves": curves, "x": x, "y": y}
+    joined = bool(chart.get("joined", True))
+    return {"name": name, "svg": drawn, "curves": curves, "x": x, "y": y, "joined": joined}
 
 
 def _networks(record: Record) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from scipy.optimize import isotonic_regression
 from underhood.report.architectures import INK, label_of, look_of, marker_of
 from underhood.report.charts import Chart, Curve
 from underhood.report.drawing import FAINT, new_figure, style_curves
-from underhood.report.svg import BANDS, FEW
+from underhood.report.svg import BANDS, FEW, freest
 
 LINES = ("-", (0, (4, 2)), (0, (1, 1.4)))
 SHAPES = "osD^vPX"
@@ -83,16 +83,13 @@ def draw_chart(axes: Axes, chart: Chart, *, raised: bool) -> None:
 
 
 def _free(axes: Axes, chart: Chart, name: str, y: float) -> float:
-    """Where a name on the level y covers the fewest points: its left end, as a share of the panel's width."""
-    limits = axes.get_xlim(), axes.get_ylim()  # asking for them brings the transforms up to date
-    points = np.array([place for curve in chart.curves for place in zip(curve.x, curve.y, strict=True)])
-    x, up = (axes.transData + axes.transAxes.inverted()).transform([*points, (limits[0][0], y)]).T
-    wide, tall = axes.get_window_extent().size * 72 / axes.figure.dpi  # points
-    length, high = 0.65 * SMALL * len(name) / wide, 2 * SMALL / tall
-    beside = (up[:-1] > up[-1] - high / 3) & (up[:-1] < up[-1] + high)
-    places = np.linspace(1 - EDGE - length, EDGE, 40)  # the rightmost, if several are as good
-    covered = [np.sum(beside & (x[:-1] > at - EDGE) & (x[:-1] < at + length + EDGE)) for at in places]
-    return float(places[np.argmin(covered)])
+    """The left end of a level's name, as a share of the panel's width."""
+    axes.autoscale_view()  # brings the transform up to date
+    box, point = axes.get_window_extent(), axes.figure.dpi / 72
+    places = [place for curve in chart.curves for place in zip(curve.x, curve.y, strict=True)]
+    *points, (_, level) = axes.transData.transform([*places, (chart.curves[0].x[0], y)]).tolist()
+    size, edge = (0.65 * SMALL * len(name) * point, 1.6 * SMALL * point), EDGE * box.width
+    return (freest(points, level, size, (box.x0 + edge, box.x1 - edge)) - box.x0) / box.width
 
 
 def _draw_curve(axes: Axes, curve: Curve, place: int, chart: Chart) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -20,6 +20,8 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 12, 14, 46
 LARGEST_PANEL = 20_000  # cells; beyond it a page is slow and a cell is smaller than a dot
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 BANDS = 3  # curves that may have a shaded band each before bands hide one another
+TRIED = 40  # places for a name, from one end to the other
+NOTE = 6.0  # width of a letter in the name of a level
 FEW = 5  # places on an axis that are marked themselves, rather than round numbers near them
 
 
@@ -74,7 +76,8 @@ def chart_svg(chart: dict[str, Any], label: str) -> Markup:
     parts = [_grid([(x, _number(x)) for x in places] if few else across.ticks(), across, up, chart)]
     for index, (curve, points) in enumerate(zip(chart.get("curves") or [], curves, strict=True)):
         parts.append(_curve(index, curve, points, across, up, chart))
-    parts.append(_lines(marks, levels, across, up))  # above the curves, where their names can be read
+    cloud = [] if chart.get("joined", True) else [point[:2] for points in curves for point in points]
+    parts.append(_lines(marks, levels, cloud, across, up))  # above the curves, where their names can be read
     head = '<svg class="chart" viewBox="0 0 {} {}" role="img" tabindex="0" aria-label="{}" data-keys="points">{}</svg>'
     return Markup(head).format(WIDTH, HEIGHT, label, Markup("").join(parts))
 
@@ -114,6 +117,21 @@ def weight_class(value: float) -> str:
 def weight_share(value: float, largest: float) -> float:
     """How far the colour goes: its share of the largest weight."""
     return round(abs(value) / largest, 3) if math.isfinite(value) else 0
+
+
+def freest(
+    points: Iterable[Sequence[float]], level: float, size: tuple[float, float], ends: tuple[float, float]
+) -> float:
+    """Where the name of a level hides the fewest of these points (x, y): its left end, the rightmost that is as good.
+
+    `size` is the name's, `ends` the panel's; y grows upwards.
+    """
+    (length, height), (left, right) = size, ends
+    room = height / 4  # half of a point
+    beside = [x for x, y in points if level - room < y < level + height]
+    last = max(right - length, left)
+    places = [last + (left - last) * step / TRIED for step in range(TRIED + 1)]
+    return min(places, key=lambda at: sum(at - room < x < at + length + room for x in beside))
 
 
 def points_of(curve: dict[str, Any]) -> list[tuple[Any, Any, Any, Any]]:
@@ -166,7 +184,8 @@ def _grid(places: list[tuple[float, str]], across: Axis, up: Axis, chart: dict[s
     return Markup("").join(parts)
 
 
-def _lines(marks: list[Any], levels: list[Any], across: Axis, up: Axis) -> Markup:
+def _lines(marks: list[Any], levels: list[Any], cloud: list[Any], across: Axis, up: Axis) -> Markup:
+    """With their names; that of a level where it hides none of the `cloud`, or at the left, where curves begin."""
     floor, parts = HEIGHT - BOTTOM, []
     for name, value in marks:
         x = across(value)
@@ -176,7 +195,9 @@ def _lines(marks: list[Any], levels: list[Any], across: Axis, up: Axis) -> Marku
     for name, value in levels:
         y = up(value)
         parts.append(Markup('<path class="level" d="M{} {}H{}"/>').format(LEFT, y, WIDTH - RIGHT))
-        parts.append(Markup('<text class="note" x="{}" y="{}">{}</text>').format(LEFT + 4, y - 4, name))
+        points, size = [(across(x), -up(at)) for x, at in cloud], (NOTE * len(name), 2.5 * NOTE)
+        x = freest(points, -y, size, (LEFT + 4.0, WIDTH - RIGHT - 4.0)) if cloud else LEFT + 4
+        parts.append(Markup('<text class="note" x="{}" y="{}">{}</text>').format(round(x, 1), y - 4, name))
     return Markup("").join(parts)
 
 
