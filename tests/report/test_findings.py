@@ -9,7 +9,7 @@ import pytest
 from underhood.data import LinearRegression
 from underhood.data.task import draw
 from underhood.identify.blackbox import closeness
-from underhood.report.correlation import correlation, distance, network_of
+from underhood.report.correlation import Correlation, correlation, distance, network_of
 from underhood.report.findings import (
     FINDINGS,
     REGRESSION,
@@ -132,6 +132,7 @@ def test_a_correlation_has_an_interval_that_covers_it_and_narrows():
     assert chance.low < 0 < chance.high
     alike = correlation([{**record, "attention_r2": 0.5} for record in made_up_runs(3, slope=1.0)])
     assert alike.text == "nan (nan to nan; 6 runs)"
+    assert Correlation(0.67, -0.001, 0.9, 6).text == "0.67 (0.00 to 0.90; 6 runs)"
     exact = correlation(made_up_runs(10, slope=1.0))
     assert exact.value == pytest.approx(1) and exact.low == pytest.approx(1)
 

@@ -39,7 +39,8 @@ class Correlation:
 
     @property
     def text(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f}; {self.runs} runs)"
+        value, low, high = (f"{one:z.2f}" for one in (self.value, self.low, self.high))  # z: no "-0.00"
+        return f"{value} ({low} to {high}; {self.runs} runs)"
 
 
 def correlation(records: Records, of: Measure = distance, within: Names = ()) -> Correlation:
