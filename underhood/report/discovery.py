@@ -126,7 +126,7 @@ def trained(budget: str, names: list[str], folder: Path) -> list[Record]:
 
 def _swept(name: str, runs: list[Record], folder: Path) -> list[Record]:
     sweep = parse({"name": f"discovery, {name}", "runs": runs, "keep_models": True})
-    records = run_sweep(sweep, make_folder(folder) / name, workers=1, resume=True, watch=Teller())
+    records = run_sweep(sweep, make_folder(folder) / name, resume=True, watch=Teller())
     return [{**one, "file": str(folder / name / "models" / f"{one['id']}.safetensors")} for one in records]
 
 
