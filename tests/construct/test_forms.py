@@ -126,7 +126,9 @@ def test_figure_1_has_the_papers_counts_and_compact_too():
 @pytest.mark.parametrize("sizes", [{"rank": 3}, {"d_value": 3}])
 def test_compact_refuses_a_singular_value_matrix_with_the_remedy(sizes):
     for write in (compact, compact_coordinates):
-        with pytest.raises(uh.UnderhoodError, match=r"compact expects an invertible w_value; got .* gated-rnn-minimal"):
+        with pytest.raises(
+            uh.UnderhoodError, match=r"compact expects an invertible w_value; got .* Use `to='gated-rnn-minimal'`"
+        ):
             write(uh.random_attention(4, **sizes))
 
 
