@@ -21,7 +21,7 @@ import numpy as np
 
 import underhood as uh
 from benchmarks.measure import best_seconds, show, store
-from underhood.construct.compile import TARGETS
+from underhood.compiler.compile import TARGETS
 
 ASKED = {1: 1e-7, 2: 1e-9, 3: 1e-10}
 CANCELLING = {"d": 2, "seed": 3}  # keys and queries nearly take each other away: the hardest of some hundreds

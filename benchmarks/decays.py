@@ -23,12 +23,12 @@ CONTRIBUTES = 1e-3  # of the output
 
 def students(steps: int) -> list[dict[str, Any]]:
     import underhood as uh
-    from underhood.data import TeacherStudent
-    from underhood.fit.config import SECTION_3_1, SECTION_3_1_HIDDEN
-    from underhood.fit.population import members_of
-    from underhood.fit.runs import fit_population
-    from underhood.identify.decompile import decompile
-    from underhood.model import as_dtype
+    from underhood.core.model import as_dtype
+    from underhood.decompiler.decompile import decompile
+    from underhood.training.config import SECTION_3_1, SECTION_3_1_HIDDEN
+    from underhood.training.population import members_of
+    from underhood.training.runs import fit_population
+    from underhood.training.tasks.teacher_student import TeacherStudent
 
     teacher = uh.random_attention(4, seed=0)
     config = dataclasses.replace(SECTION_3_1, steps=steps, l2=0.0, log_every=100)

@@ -21,12 +21,12 @@ import optax
 import underhood as uh
 from benchmarks.spoiled import DEFECTS, fitted_to_softmax, rebuilt, spoil
 from benchmarks.worst_input import tensor_of, worst_error
-from underhood.cells.linear import dense
-from underhood.construct.forms import compact, figure_1
-from underhood.construct.gated import to_gated_rnn
-from underhood.construct.minimal import minimal
-from underhood.identify.forms import read
-from underhood.identify.polynomial import instantaneous
+from underhood.compiler.forms import compact, figure_1
+from underhood.compiler.minimal import minimal
+from underhood.compiler.ways import to_gated_rnn
+from underhood.decompiler.from_weights.polynomial import instantaneous
+from underhood.decompiler.from_weights.reading import read
+from underhood.layers.linear import dense
 
 OUT = Path("results/bench/decompiler.json")
 # The compiler's own forms, without its verification, which takes longer than all that is measured here.

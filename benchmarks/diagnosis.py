@@ -1,6 +1,6 @@
 """What is it, if it is no attention? `python -m benchmarks.diagnosis [--count N]`.
 
-Writes results/bench/diagnosis.json: for each class of `underhood.identify.diagnosis`, how many of N random instances at
+Writes results/bench/diagnosis.json: for each class that the diagnosis knows, how many of N random instances at
 d = 2 to 6 are named rightly first; and how many attentions are called anything else.
 """
 

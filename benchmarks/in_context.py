@@ -20,9 +20,7 @@ import optax
 
 import underhood as uh
 from benchmarks.measure import row, show, store
-from underhood.data.linear_regression import INPUTS, LinearRegression
-from underhood.data.task import draw, half_mean_square
-from underhood.identify.algorithms import (
+from underhood.explain.algorithms import (
     DecayedGradientStep,
     DeltaRule,
     GradientStep,
@@ -32,7 +30,9 @@ from underhood.identify.algorithms import (
     Observed,
     Rule,
 )
-from underhood.report.regression import quick_networks
+from underhood.studies.regression import quick_networks
+from underhood.training.tasks.linear_regression import INPUTS, LinearRegression
+from underhood.training.tasks.task import draw, half_mean_square
 
 Function = Callable[[Any], Any]
 TASKS = 200_000

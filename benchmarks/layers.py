@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.measure import best_seconds, store
+from underhood.core.model import ARCHITECTURES
 from underhood.interop.bridges import bridge_of, to_module
-from underhood.model import ARCHITECTURES
 
 BATCH, LENGTH, WIDTH = 64, 32, 64
 ONE_THREAD = "--threads" not in sys.argv

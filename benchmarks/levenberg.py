@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from underhood.attention.teachers import random_attention
-from underhood.data.linear_regression import regression_signs
-from underhood.fit.levenberg import LevenbergResult, fit_levenberg
-from underhood.fit.problems import outputs_of
+from underhood.training.second_order.levenberg import LevenbergResult, fit_levenberg
+from underhood.training.second_order.problems import outputs_of
+from underhood.training.tasks.linear_regression import regression_signs
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench" / "levenberg.json"
 TIME = 32
@@ -98,7 +98,7 @@ def beside_optimistix(steps: int = 8) -> dict[str, Any]:
     import jax.numpy as jnp
     import optimistix
 
-    from underhood.cells.gated_rnn import NU_FORGET, NU_MEMORY, GatedRNN
+    from underhood.architectures.gated_rnn.cell import NU_FORGET, NU_MEMORY, GatedRNN
 
     (xs, ys), _ = teacher_student(4, 1000, 40)
     with jax.enable_x64(True):

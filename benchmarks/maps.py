@@ -25,7 +25,7 @@ import numpy as np
 
 import underhood as uh
 from benchmarks.measure import row, show, store
-from underhood.cells import Mamba
+from underhood.architectures.mamba.cell import Mamba
 
 LENGTH, WIDTH, CHANNELS, STATE, PAIRS = 5000, 32, 64, 16, 4000
 FASTER, MOST_GB, MOST_SECONDS = 100, 2.0, 2.0

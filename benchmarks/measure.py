@@ -47,7 +47,7 @@ def store(suite: str, rows: list[dict[str, Any]], extra: dict[str, Any] | None =
     import jax
     import numpy as np
 
-    from underhood.report.artifact import commit_of_source
+    from underhood.studies.artifact import commit_of_source
 
     RESULTS.mkdir(parents=True, exist_ok=True)
     provenance = {

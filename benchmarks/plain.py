@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from underhood.attention.linear import LinearAttention
-from underhood.data import LinearRegression
+from underhood.training.tasks.linear_regression import LinearRegression
 
 
 def gated_rnn(model: Any, xs: Any) -> Any:

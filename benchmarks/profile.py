@@ -20,7 +20,8 @@ FLAG = "--xla_cpu_enable_xprof_traceme=true"
 
 def model_and_task(name: str) -> tuple[Any, Any]:
     import underhood as uh
-    from underhood.data import LinearRegression, TeacherStudent
+    from underhood.training.tasks.linear_regression import LinearRegression
+    from underhood.training.tasks.teacher_student import TeacherStudent
 
     if name == "regression":
         return uh.make_model("gated-rnn", 6, hidden=80, d_out=3), LinearRegression()

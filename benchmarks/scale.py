@@ -41,7 +41,7 @@ def step_seconds(model: str, task: Any, hidden: int, layers: int = 1) -> float:
 def growth() -> list[dict[str, Any]]:
     """The gated RNN on a teacher, one size at a time."""
     import underhood as uh
-    from underhood.data import TeacherStudent
+    from underhood.training.tasks.teacher_student import TeacherStudent
 
     sizes: Iterable[tuple[str, int, int, int]] = (
         *(("n", 4, n, 32) for n in (16, 32, 64, 128)),
@@ -75,10 +75,10 @@ class Steps:
 
 def paper_cost() -> dict[str, Any]:
     """Core hours of every run of the paper."""
-    from underhood.fit.config import SECTION_3_1, SECTION_3_1_HIDDEN, SECTION_4_2, SECTION_4_2_HIDDEN
-    from underhood.report.findings import REGRESSION, TEACHER
-    from underhood.report.plans import architectures_of, widths_of
-    from underhood.sweep.spec import RunSpec
+    from underhood.studies.findings import REGRESSION, TEACHER
+    from underhood.studies.plans import architectures_of, widths_of
+    from underhood.sweeps.spec import RunSpec
+    from underhood.training.config import SECTION_3_1, SECTION_3_1_HIDDEN, SECTION_4_2, SECTION_4_2_HIDDEN
 
     steps = Steps()
     swept = [*widths_of("paper").expanded(), *architectures_of("paper").expanded()]

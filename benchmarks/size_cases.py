@@ -96,7 +96,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 def _decompile(d: int, heads: int) -> Prepared:
     """A disguised network of the fewest neurons, certificate included."""
     import underhood as uh
-    from underhood.identify.decompile import decompile
+    from underhood.decompiler.decompile import decompile
 
     attention = uh.random_attention(d, heads=heads, seed=d)
     network = uh.disguise(uh.compile(attention, to="gated-rnn-minimal", horizon=10).model, seed=d)
@@ -166,7 +166,7 @@ def _streaming(d: int, heads: int) -> Prepared:
 def _levenberg(d: int, seed: int) -> Prepared:
     """From sequences of 32 steps to a held-out loss of 1e-16, at any size of the network."""
     from benchmarks.levenberg import teacher_student
-    from underhood.fit.levenberg import fit_levenberg
+    from underhood.training.second_order.levenberg import fit_levenberg
 
     data, held_out = teacher_student(d, 1000 + seed, 320)
 

@@ -57,7 +57,7 @@ def _peak() -> float:
 
 
 def size_of(row: dict[str, Any]) -> float:
-    """d, or that of one head with as many products as these heads have (underhood/costs.py)."""
+    """d, or that of one head with as many products as these heads have (underhood/core/costs.py)."""
     return max(row["d"], np.sqrt(row.get("heads", 1) * row["d"] * min(row["d"], 64)))
 
 
@@ -99,7 +99,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def draw(rows: Sequence[dict[str, Any]], fits: dict[str, Any], path: Path) -> None:
     """Seconds and gigabytes over d, both logarithmic, with the fitted growth and what was asked for as crosses."""
-    from underhood.report.drawing import new_figure, style_curves
+    from underhood.pages.drawing import new_figure, style_curves
 
     figure = new_figure(12, 4.2)
     names = [name for name in MEASURES if fits.get(name) and MEASURES[name].limits]

@@ -23,8 +23,8 @@ KEPT = ("learning_rate", "seed", "held_out_loss", "validation_loss", "steps", "s
 
 def picked() -> list[dict[str, Any]]:
     """The runs of the figure, at the rate that the search picked."""
-    from underhood.report.findings import TEACHER
-    from underhood.sweep.store import results
+    from underhood.studies.findings import TEACHER
+    from underhood.sweeps.store import results
 
     asked = {**NETWORK, "task": TEACHER}
     return [one for one in results(SWEPT) if asked.items() <= one.items()]
@@ -32,8 +32,8 @@ def picked() -> list[dict[str, Any]]:
 
 def again(before: list[dict[str, Any]], rate: float) -> list[dict[str, Any]]:
     """The same runs at this rate."""
-    from underhood.sweep.spec import RunSpec, parse
-    from underhood.sweep.sweep import Teller, run_sweep
+    from underhood.sweeps.spec import RunSpec, parse
+    from underhood.sweeps.sweep import Teller, run_sweep
 
     settings = {name: value for name, value in before[0].items() if name in RunSpec.model_fields and name != "seed"}
     alike = {name: value for name, value in settings.items() if value is not None}

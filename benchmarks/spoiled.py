@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import underhood as uh
-from underhood.cells.linear import dense
-from underhood.identify.forms import read
+from underhood.decompiler.from_weights.reading import read
+from underhood.layers.linear import dense
 
 
 def rebuilt(network: uh.GatedRNN, **changes: np.ndarray) -> uh.GatedRNN:

@@ -31,7 +31,7 @@ def spec(jobs: int, steps: int) -> dict[str, Any]:
 
 def seconds_here(jobs: int, workers: int, steps: int) -> float:
     """Wall seconds of a sweep on this machine."""
-    from underhood.sweep import run_sweep
+    from underhood.sweeps.sweep import run_sweep
 
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
@@ -41,9 +41,9 @@ def seconds_here(jobs: int, workers: int, steps: int) -> float:
 
 def overhead(steps: int) -> tuple[float, float]:
     """(Wall seconds on the cluster, seconds of the same job in this process) for one run."""
-    from underhood.sweep import run_sweep
-    from underhood.sweep.job import jobs_of, run_job
-    from underhood.sweep.spec import parse
+    from underhood.sweeps.job import jobs_of, run_job
+    from underhood.sweeps.spec import parse
+    from underhood.sweeps.sweep import run_sweep
 
     with tempfile.TemporaryDirectory() as folder, cluster() as address:
         warm = {"runs": [{"task": "teacher-student", "hidden": 4, "steps": 1}]}

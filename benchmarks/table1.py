@@ -11,7 +11,7 @@ SEEDS = 5
 
 
 def main() -> None:
-    from underhood.report.teacher import table1
+    from underhood.studies.teacher import table1
 
     tables = [table1("quick", Path("unused"), seed=seed) for seed in range(SEEDS)]
     rows = []

@@ -23,9 +23,9 @@ def engine(model: Any, task: Any) -> Callable[[], Any]:
     """A function that takes `STEPS` steps the way `underhood train` does, data included."""
     import numpy as np
 
-    from underhood.fit import adamw
-    from underhood.fit.config import SECTION_3_1
-    from underhood.fit.population import Member, Trainer
+    from underhood.training import adamw
+    from underhood.training.config import SECTION_3_1
+    from underhood.training.population import Member, Trainer
 
     trainer = Trainer(model, task, SECTION_3_1)
     member, state = Member(0, 1e-3, 0.1), {"at": adamw.start(trainer.ravelled.vector)}
@@ -57,7 +57,8 @@ def matmul_seconds() -> dict[str, tuple[Callable[[], Any], int]]:
 def candidates() -> dict[str, tuple[Callable[[], Any], int]]:
     import underhood as uh
     from benchmarks import eager_torch, plain
-    from underhood.data import LinearRegression, TeacherStudent
+    from underhood.training.tasks.linear_regression import LinearRegression
+    from underhood.training.tasks.teacher_student import TeacherStudent
 
     teacher = TeacherStudent(uh.random_attention(4))
     regression = LinearRegression()
@@ -88,7 +89,7 @@ def candidates() -> dict[str, tuple[Callable[[], Any], int]]:
 def measure(rounds: int, only: str) -> dict[str, float]:
     """Seconds a step of each candidate."""
     from benchmarks.measure import best_seconds
-    from underhood.fit.cores import offer_two_devices
+    from underhood.core.cores import offer_two_devices
 
     offer_two_devices()  # as `underhood train` does
     chosen = {name: what for name, what in candidates().items() if only in name or name.startswith("matmul")}
@@ -100,7 +101,7 @@ def work(seconds: float) -> dict[str, float]:
     import time
 
     import underhood as uh
-    from underhood.data import TeacherStudent
+    from underhood.training.tasks.teacher_student import TeacherStudent
 
     run = engine(uh.make_model("gated-rnn", 4, hidden=100), TeacherStudent(uh.random_attention(4)))
     run()

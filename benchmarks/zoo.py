@@ -16,7 +16,7 @@ import numpy as np
 
 import underhood as uh
 from benchmarks.measure import row, show, store
-from underhood.report.zoo import public_error
+from underhood.studies.zoo import public_error
 
 SIZES, HEADS, HORIZON, INPUT_BOUND = range(2, 9), (1, 2, 3), 200, 4.0
 # (target, layers) → the largest relative error allowed in float64.

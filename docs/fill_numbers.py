@@ -72,7 +72,7 @@ def _entry(value: Any, key: str, what: str) -> Any:
 
 
 def paper_against_here(results: Path) -> str:
-    from underhood.report.artifact import BUDGETS
+    from underhood.studies.artifact import BUDGETS
 
     records = {
         (path.stem, budget): json.loads(path.read_text())
@@ -104,7 +104,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    from underhood.report.drawing import text_of
+    from underhood.pages.drawing import text_of
 
     return text_of(value)
 

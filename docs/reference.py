@@ -85,10 +85,9 @@ def _cell(text: str) -> str:
 def python_page() -> str:
     """The exports, what every model can do, and what the pages import from deeper in."""
     import underhood as uh
-    from underhood.model import AbstractModel
+    from underhood.core.model import AbstractModel
 
-    # Not getattr(uh, name): a folder may have the name of a function.
-    exports = {name: (f"underhood.{module}", name) for name, module in uh._EXPORTS.items()}
+    exports = {name: (getattr(uh, name).__module__, name) for name in uh.__all__}
     told = {*exports, AbstractModel.__name__}
     deeper = {name: module for name, module in sorted(imported_by_pages(), key=_by_name) if name not in told}
     things = {name: _thing(*place) for name, place in sorted(exports.items(), key=_by_name)}
@@ -183,8 +182,8 @@ def _signature(thing: Any) -> str:
 
 def architectures_page() -> str:
     """What there is to train, to compile to and to save."""
-    from underhood.construct.compile import TARGETS
-    from underhood.model import ARCHITECTURES, KINDS
+    from underhood.compiler.compile import TARGETS
+    from underhood.core.model import ARCHITECTURES, KINDS
 
     parts = [
         "# Architectures and kinds",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from underhood.cli import main
-from underhood.data.task import TASKS
-from underhood.model import ARCHITECTURES, KINDS
-from underhood.report.artifact import ARTIFACTS
+from underhood.core.model import ARCHITECTURES, KINDS
+from underhood.studies.artifact import ARTIFACTS
+from underhood.training.tasks.task import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

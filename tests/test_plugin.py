@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import underhood as uh
-from underhood import registry
 from underhood.cli import main
-from underhood.data import TASKS
-from underhood.model import ARCHITECTURES, KINDS
+from underhood.core import registry
+from underhood.core.model import ARCHITECTURES, KINDS
+from underhood.training.tasks.task import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL | re.MULTILINE)
@@ -113,12 +113,13 @@ def test_every_command_knows_them_or_refuses_in_one_line(plugin, tmp_path, capsy
     assert np.allclose(browser.run("return window.underhood.outputs()"), network(xs), atol=1e-6)
 
 
-def test_inside_the_package_it_is_three_files(tmp_path):
-    """The class, its line in cells/__init__.py, and its test: the docs' own blocks, in a copy of the package."""
+def test_inside_the_package_it_is_one_folder_and_its_test(tmp_path):
+    """architectures/leaky/cell.py and a test: the docs' own blocks, in a copy of the package."""
     shutil.copytree(ROOT / "underhood", tmp_path / "underhood", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "underhood" / "cells" / "leaky.py").write_text(CELL)
-    with (tmp_path / "underhood" / "cells" / "__init__.py").open("a") as file:
-        file.write("from underhood.cells.leaky import Leaky\n")
+    room = tmp_path / "underhood" / "architectures" / "leaky"
+    room.mkdir()
+    (room / "__init__.py").touch()
+    (room / "cell.py").write_text(CELL)
     (tmp_path / "test_leaky.py").write_text(CHECK + "import underhood\nprint(underhood.__file__, measured)\n")
     done = subprocess.run([sys.executable, "test_leaky.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

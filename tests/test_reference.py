@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from underhood.model import ARCHITECTURES, KINDS
+from underhood.core.model import ARCHITECTURES, KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -68,7 +68,7 @@ def test_every_architecture_and_kind_is_listed(reference):
 
 
 def test_the_answer_is_no_explains_every_diagnosis():
-    from underhood.identify import diagnosis
+    from underhood.decompiler.from_outputs import diagnosis
 
     page = (ROOT / "docs" / "not-attention.md").read_text()
     assert re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE).count("softmax") == 1

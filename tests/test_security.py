@@ -12,6 +12,7 @@ import pytest
 
 import underhood as uh
 from underhood.cli import main
+from underhood.layers.linear import Block
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "underhood").rglob("*.py"))
@@ -19,10 +20,11 @@ SOURCES = sorted((ROOT / "underhood").rglob("*.py"))
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "pty", "commands", "code"}
 CALLS = {"eval", "exec", "builtins.compile", "__import__", "os.system", "os.popen", "pickle.loads", "pickle.load"}
 # What may start a program: the commit of the source tree is asked of git, with fixed arguments and no input of a file.
-MAY_START = {"underhood/report/artifact.py"}
+MAY_START = {"underhood/studies/artifact.py"}
 # What may import by name: `probe package.module:callable`, and the lists of modules of the package's own.
 MAY_IMPORT = {
-    f"underhood/{name}.py" for name in ("__init__", "registry", "identify/callables", "extras", "report/artifact")
+    f"underhood/{name}.py"
+    for name in ("core/registry", "core/extras", "decompiler/from_outputs/functions", "studies/artifact")
 }
 
 
@@ -133,14 +135,14 @@ def test_a_header_cannot_ask_for_a_matrix_of_any_size(tmp_path):
     path.write_bytes(joined_safetensors(header, body))
     with pytest.raises(uh.UnderhoodError, match=r"rows and columns|of shape"):
         uh.load(path)
-    big = uh.SparseMatrix((uh.cells.linear.Block(None, 0, 1, tiles=2**28),), 1)
+    big = uh.SparseMatrix((Block(None, 0, 1, tiles=2**28),), 1)
     with pytest.raises(uh.UnderhoodError, match="MB when written out"):
         big.dense()
 
 
 def test_parts_of_a_network_have_the_kinds_they_must_have(tmp_path):
     """A readout that is a stack, or a cell that is a matrix, would fail later and far from here."""
-    from underhood.storage.files import from_tensors, to_tensors
+    from underhood.core.files import from_tensors, to_tensors
 
     structure, tensors = to_tensors(uh.make_model("lstm", 2, hidden=3))
     for field, kind in (("readout", "stack"), ("embedding", "gating"), ("cells", "lstm-cell")):

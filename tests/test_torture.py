@@ -184,7 +184,7 @@ def test_a_wrong_network_is_noticed_by_exact_arithmetic():
 
 
 def test_damage_is_repeatable_and_mostly_damage():
-    from underhood.storage.files import model_bytes
+    from underhood.core.files import model_bytes
 
     content = model_bytes(uh.random_attention(2))
     made = [mutate.damaged_safetensors(content, Random(f"a {index}")) for index in range(200)]

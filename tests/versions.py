@@ -24,7 +24,7 @@ ENDS = ("lowest", "newest")
 FAST = (
     "algebra",
     "attention",
-    "cells/test_conformance.py",
+    "architectures/test_conformance.py",
     "commands/test_cli.py",
     "construct/test_forms.py",
     "data",

@@ -94,7 +94,7 @@ def _unusable(printed: str, out: Path | None, prints: bool) -> str | None:
 
 def guarded(call: Callable[[], Any]) -> Callable[[], int]:
     """A reader as a command: what `underhood.cli.main` does with its errors."""
-    from underhood.errors import UnderhoodError, one_line
+    from underhood.core.errors import UnderhoodError, one_line
 
     def command() -> int:
         try:

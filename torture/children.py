@@ -49,14 +49,12 @@ def preload() -> None:
     """Import what the commands import late, and start nothing."""
     os.environ.update(ONE_THREAD)
     import underhood.cli
-    import underhood.construct.compile
-    import underhood.fit.runs
-    import underhood.fit.second_order
-    import underhood.identify.decompile
+    import underhood.compiler.compile
+    import underhood.decompiler.decompile
     import underhood.interop.onnx_graphs
     import underhood.interop.torch
-    import underhood.report.constructions
-    import underhood.sweep  # noqa: F401
+    import underhood.studies.constructions
+    import underhood.sweeps  # noqa: F401
 
     for late in ("matplotlib.pyplot", "optax", "scipy.optimize", "torch", "onnx", "onnxruntime", "jax2onnx"):
         with contextlib.suppress(ImportError):

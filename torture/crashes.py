@@ -111,9 +111,9 @@ def _at_the_end(scenario: Scenario, folder: Path, wanted: dict[str, bytes]) -> s
 
 def readable(folder: Path) -> str | None:
     """Every file by its kind: what cannot be read is half of a file."""
-    from underhood.errors import UnderhoodError
-    from underhood.fit.checkpoints import read_checkpoint
-    from underhood.storage.files import read_tensors
+    from underhood.core.errors import UnderhoodError
+    from underhood.core.files import read_tensors
+    from underhood.training.checkpoints import read_checkpoint
 
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or path.name.startswith("."):

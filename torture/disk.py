@@ -24,7 +24,7 @@ from torture import healthy, namespace
 from torture.children import Child, Ended, command, done, in_processes, said, snapshot
 from torture.crashes import readable, without_clocks
 from torture.tally import Tally
-from underhood.interop import torch_modules_source
+from underhood.interop.torch import modules_source
 
 LIMITS = {"small": (300,), "long": (0, 100, 900, 2_500)}  # bytes that a file may have
 Way = tuple[str, list[Any], bool]  # name, arguments with OUT for the folder, can it be resumed?
@@ -82,7 +82,7 @@ def earlier(folder: Path) -> dict[str, bytes]:
     """Earlier results in the folder, under the names that are to be written and under others."""
     folder.mkdir(exist_ok=True)
     files = healthy.earlier_files()
-    head = torch_modules_source().splitlines()[0].encode() + b"\n"
+    head = modules_source().splitlines()[0].encode() + b"\n"
     for name, content in {**files, "other.safetensors": files["a.safetensors"], "underhood_torch.py": head}.items():
         (folder / name).write_bytes(content)
     return snapshot(folder)

@@ -109,7 +109,7 @@ def spec_case(text: str, random: Random, folder: Path, harm: bool) -> Case:
 
 def store_case(spec: dict[str, Any], text: str, random: Random, folder: Path, harm: bool) -> Case:
     """The results of a sweep, as a resumed one reads them and as a question is asked of them."""
-    from underhood.sweep.store import Store, query, results
+    from underhood.sweeps.store import Store, query, results
 
     lines = text.splitlines(keepends=True)
     content = text.encode()
@@ -142,7 +142,7 @@ def run_case(files: dict[str, bytes], whole: bool, random: Random, folder: Path,
         path.write_bytes(content)
     if whole:
         return Case(command(*healthy.TRAIN, "--resume", "--out", run), None, f"{damaged} → train")
-    from underhood.fit.folder import RunFolder
+    from underhood.training.folder import RunFolder
 
     settings = json.loads(files["run.json"])
 

@@ -14,7 +14,7 @@ import numpy as np
 def networks() -> dict[str, Any]:
     """One small network of every kind that a model file can hold."""
     import underhood as uh
-    from underhood.cells import ARCHITECTURES
+    from underhood.core.model import ARCHITECTURES
 
     attention = uh.random_attention(2, heads=2, seed=0)
     weights = attention.w_value, attention.w_key, attention.w_query
@@ -33,7 +33,7 @@ def networks() -> dict[str, Any]:
 
 
 def model_files() -> dict[str, bytes]:
-    from underhood.storage.files import model_bytes
+    from underhood.core.files import model_bytes
 
     return {name: model_bytes(model, {"by": "torture"}) for name, model in networks().items()}
 
@@ -42,7 +42,7 @@ def earlier_files() -> dict[str, bytes]:
     """Earlier results, each of the kind that a command may write over: a model, an export to torch, a graph, a page,
     a picture, an archive.
     """
-    from underhood.storage.files import tensor_bytes
+    from underhood.core.files import tensor_bytes
 
     numbers = {"w": np.ones(3)}
     return {
@@ -128,7 +128,7 @@ SPEC: dict[str, Any] = {
 
 def results_of(spec: dict[str, Any]) -> str:
     """The lines that a sweep over `spec` leaves; numbers do not matter here."""
-    from underhood.sweep import read_spec
+    from underhood.sweeps.spec import read_spec
 
     rows = [
         {"id": run.id, **run.as_dict(), "status": "done", "parameters": 9, "held_out_loss": 0.1, "seconds": 1.0}

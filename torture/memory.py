@@ -63,9 +63,9 @@ def tried(inputs: Path, seed: int, index: int) -> str | None:
     size = least * 10 ** random.randrange(4) + random.randrange(1000)
 
     def inside() -> int:
-        import underhood.memory
+        import underhood.core.memory
 
-        underhood.memory.available_memory = lambda: FREE
+        underhood.core.memory.available_memory = lambda: FREE
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
         os.chdir(inputs)  # where probe finds its module

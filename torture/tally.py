@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from underhood.report.artifact import commit_of_source
+from underhood.studies.artifact import commit_of_source
 
 PARTS = ("files", "outputs", "memory", "api", "crashes", "disk", "numbers", "determinism", "streaming")
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "torture.json"

@@ -31,7 +31,7 @@ from underhood.commands.reproduce import Reproduce
 from underhood.commands.sample import Sample
 from underhood.commands.sweep import Sweep
 from underhood.commands.train import Train
-from underhood.errors import UnderhoodError, one_line
+from underhood.core.errors import UnderhoodError, one_line
 
 # One line a command.
 COMMANDS: tuple[type, ...] = (

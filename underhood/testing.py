@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from underhood.core.files import load, save
+from underhood.core.model import ARCHITECTURES, AbstractModel, make_model
 from underhood.interop.program import trace
-from underhood.model import ARCHITECTURES, AbstractModel, make_model
-from underhood.storage.files import load, save
 
 Reference = Callable[[Any, np.ndarray], np.ndarray]  # a model, or the cell of a stack, and a sequence to its outputs
 

@@ -14,7 +14,7 @@ def _():
     import numpy as np
 
     import underhood as uh
-    from underhood.fit.levenberg import fit_levenberg
+    from underhood.training.second_order.levenberg import fit_levenberg
 
     mo.md("""
     # From sequences to attention
@@ -65,8 +65,8 @@ def _(found, mo):
 
 @app.cell
 def _(found):
-    from underhood.report.charts import WEIGHT_CAPTIONS, weight_panels
-    from underhood.report.drawing import Line, draw_pipeline
+    from underhood.pages.charts import WEIGHT_CAPTIONS, weight_panels
+    from underhood.pages.drawing import Line, draw_pipeline
 
     weights = Line("", weight_panels(found.reduced), WEIGHT_CAPTIONS)
     figure = draw_pipeline([weights], "The student, reduced: key-values and queries stand apart")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import underhood as uh
-from tests.cells.references import attention as double_loop
+from tests.architectures.references import attention as double_loop
 from tests.tolerance import agree
 
 

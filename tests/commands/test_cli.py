@@ -138,7 +138,7 @@ def test_ctrl_c_within_a_hook_of_the_garbage_collector_is_heard(busy, monkeypatc
 
 def test_ctrl_c_in_a_training_of_reproduce_leaves_no_result(monkeypatch, tmp_path, capfd):
     """A training that Ctrl-C cut short has a model, too; a table must not be made of it."""
-    from underhood.report import teacher
+    from underhood.studies import teacher
 
     def stopped(models, members, *rest, **settings):
         return [SimpleNamespace(model=models[0], interrupted=True, held_out_loss=1.0, seconds=1.0)]
@@ -202,7 +202,7 @@ def test_a_seed_below_zero_is_bad_input(command, tmp_path, capfd):
 
 @pytest.mark.parametrize("flags", [["--d", "20000"], ["--d", "2", "--heads", "1000000000"], ["--d", "9" * 30]])
 def test_what_does_not_fit_is_refused_before_it_is_drawn(flags, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("underhood.memory.available_memory", lambda: 8e9)
+    monkeypatch.setattr("underhood.core.memory.available_memory", lambda: 8e9)
     began = time.process_time()
     assert main(["sample", *flags, "--out", str(tmp_path / "a")]) == 2
     error = capfd.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 
 import underhood as uh
 from underhood.cli import main
-from underhood.storage.outputs import MODEL, ONNX, PAGE, STATE_DICT, require_outputs
+from underhood.core.outputs import MODEL, ONNX, PAGE, STATE_DICT, require_outputs
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_the_second_graph_of_onnx_is_checked_too(here, capfd):
 
 def test_a_missing_folder_is_found_before_the_work(here, capfd, monkeypatch):
     """The network is not so much as read."""
-    monkeypatch.setattr("underhood.storage.files.load", lambda path: pytest.fail("read"))
+    monkeypatch.setattr("underhood.core.files.load", lambda path: pytest.fail("read"))
     for name in ("compile", "disguise", "decompile", "explore", "export, torch", "export, onnx"):
         assert "no such folder" in refused([*COMMANDS[name], "--out", "none/a"], capfd)
 

@@ -100,7 +100,7 @@ def test_a_name_that_names_no_function_runs_nothing(name: str, remedy: str, caps
 
 @pytest.mark.parametrize("sizes", [("--d", "100000"), ("--d", "4", "--length", "100000")])
 def test_sizes_beyond_8_gigabytes_are_refused_before_anything_is_drawn(sizes, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("underhood.memory.available_memory", lambda: 8e9)
+    monkeypatch.setattr("underhood.core.memory.available_memory", lambda: 8e9)
     assert _probe("probed_by_hand:attention", *sizes) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "not enough memory" in line and "8 GB are free" in line

@@ -175,7 +175,7 @@ def test_bad_flags_are_one_line_and_exit_2(arguments, words, capsys, tmp_path):
 
 
 def test_networks_beyond_8_gigabytes_are_refused_before_they_are_made(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("underhood.memory.available_memory", lambda: 8e9)
+    monkeypatch.setattr("underhood.core.memory.available_memory", lambda: 8e9)
     assert main(["train", "--hidden", "20000", "--out", str(tmp_path / "run")]) == 2
     err = capsys.readouterr().err
     assert "not enough memory for a network" in err and "8 GB are free" in err
@@ -193,8 +193,8 @@ def test_train_needs_a_folder_and_its_help_shows_no_empty_default(capsys):
 
 def test_help_tells_the_defaults_that_are_used():
     """The numbers that docstrings of flags tell are those of the configuration, of the task and of the sweep."""
-    from underhood.data import task_settings
-    from underhood.sweep.spec import RunSpec
+    from underhood.sweeps.spec import RunSpec
+    from underhood.training.tasks.make import task_settings
 
     usual, run = uh.FitConfig(), RunSpec(task="teacher-student", hidden=1)
     assert (usual.steps, usual.batch_size, usual.learning_rate, usual.weight_decay) == (10_000, 64, 1e-3, 0.01)

@@ -3,8 +3,7 @@
 import numpy as np
 
 import underhood as uh
-from underhood.cells import ARCHITECTURES
-from underhood.model import as_dtype
+from underhood.core.model import ARCHITECTURES, as_dtype
 
 SEEDS = {"one": 0, "two": 7}
 

@@ -12,7 +12,10 @@ import transformers
 from safetensors.numpy import save_file
 
 import underhood as uh
-from underhood.cells import GatedDeltaNet, Griffin, Mamba, Mamba2
+from underhood.architectures.deltanet.cell import GatedDeltaNet
+from underhood.architectures.griffin.cell import Griffin
+from underhood.architectures.mamba.cell import Mamba
+from underhood.architectures.mamba2.cell import Mamba2
 from underhood.interop.bridges import BRIDGES, bridge_of, from_module
 from underhood.interop.pretrained import from_pretrained
 

@@ -12,10 +12,14 @@ import transformers
 
 import underhood as uh
 from tests.tolerance import error
-from underhood.cells import MLSTM, Convolution, GatedDeltaNet, Mamba2, Projection
+from underhood.architectures.deltanet.cell import GatedDeltaNet
+from underhood.architectures.mamba2.cell import Mamba2
+from underhood.architectures.mlstm.cell import MLSTM
+from underhood.core.model import as_dtype
 from underhood.interop.bridges import bridge_of, from_module, to_module
 from underhood.interop.pretrained import from_pretrained
-from underhood.model import as_dtype
+from underhood.layers.convolution import Convolution
+from underhood.layers.projection import Projection
 
 FLOAT32 = 2e-5
 KEY = jax.random.key(0)

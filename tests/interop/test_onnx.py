@@ -7,8 +7,8 @@ import pytest
 import underhood as uh
 from tests.interop.networks import NAMES, network, sequence
 from tests.tolerance import agree, error
+from underhood.core.model import as_dtype
 from underhood.interop.onnx import as_callable, export, input_size
-from underhood.model import as_dtype
 
 TOLERANCE = {"float32": 1e-4, "float64": 1e-11}  # over the largest output
 TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64}

@@ -10,8 +10,9 @@ import torch
 import transformers
 
 from tests.tolerance import error
-from underhood.cells import Griffin, Mamba
-from underhood.errors import UnderhoodError
+from underhood.architectures.griffin.cell import Griffin
+from underhood.architectures.mamba.cell import Mamba
+from underhood.core.errors import UnderhoodError
 from underhood.interop.bridges import from_module
 from underhood.interop.pretrained import INDEX, from_pretrained
 

@@ -9,11 +9,17 @@ import pytest
 import safetensors.torch
 
 import underhood as uh
-from underhood.cells import MLSTM, GatedDeltaNet, Griffin, Mamba, Mamba2, MinGRU, Projection
+from underhood.architectures.deltanet.cell import GatedDeltaNet
+from underhood.architectures.griffin.cell import Griffin
+from underhood.architectures.mamba.cell import Mamba
+from underhood.architectures.mamba2.cell import Mamba2
+from underhood.architectures.mingru.cell import MinGRU
+from underhood.architectures.mlstm.cell import MLSTM
+from underhood.core.files import to_tensors
 from underhood.interop.bridges import bridge_of, to_module
 from underhood.interop.torch import export
 from underhood.interop.torch_import import import_model
-from underhood.storage.files import to_tensors
+from underhood.layers.projection import Projection
 
 KEY = jax.random.key(0)
 MAMBA2 = Mamba2.random(d=6, heads=4, head_dim=3, state_size=5, key=KEY)

@@ -12,7 +12,7 @@ import torch
 import underhood as uh
 from tests.interop.networks import NAMES, network, same_bits, sequence
 from tests.tolerance import agree, error
-from underhood.cells.lstm import FORGET, INPUT
+from underhood.architectures.lstm.cell import FORGET, INPUT
 from underhood.interop.torch import MODULE, as_callable, export, to_torch
 from underhood.interop.torch_import import described_kind, from_state_dict, import_model
 from underhood.interop.torch_names import to_program, to_state_dict

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.arrays import as_weight, require_shape
-from underhood.errors import UnderhoodError
-from underhood.model import AbstractModel, tensor
+from underhood.core.arrays import as_weight, require_shape
+from underhood.core.errors import UnderhoodError
+from underhood.core.model import AbstractModel, tensor
 
 FEW_KEYS = 8
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from underhood.attention.linear import LinearAttention
-from underhood.errors import UnderhoodError
-from underhood.memory import require_memory
+from underhood.core.errors import UnderhoodError
+from underhood.core.memory import require_memory
 
 
 def random_attention(

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from underhood.commands.output import DONE, note, print_json, print_table, require_seed
-from underhood.errors import UnderhoodError
+from underhood.core.errors import UnderhoodError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from underhood.identify.maps import AttentionMap
+    from underhood.explain.maps import AttentionMap
 
 MOST = 5  # steps that the answer names
 
@@ -47,10 +47,10 @@ class Attend:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.report.attend import SUFFIXES, attend, require_tokens, suffix_of
-        from underhood.storage.files import load
-        from underhood.storage.outputs import require_outputs
-        from underhood.storage.sequences import read_tokens
+        from underhood.core.files import load
+        from underhood.core.outputs import require_outputs
+        from underhood.core.sequences import read_tokens
+        from underhood.pages.attend import SUFFIXES, attend, require_tokens, suffix_of
 
         kind = SUFFIXES[suffix_of(self.out)]
         require_outputs((self.out, kind), inputs=(self.network, self.input, self.tokens), force=self.force)
@@ -80,8 +80,8 @@ class Attend:
     def _sequence(self, d: int) -> np.ndarray:
         import numpy as np
 
-        from underhood.memory import require_memory
-        from underhood.storage.sequences import read_sequence
+        from underhood.core.memory import require_memory
+        from underhood.core.sequences import read_sequence
 
         if self.input is not None:
             if self.seed is not None or self.length is not None:

@@ -41,10 +41,10 @@ class Compile:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.construct.compile import compile as compile_
-        from underhood.construct.compile import foretell
-        from underhood.storage.files import load, save
-        from underhood.storage.outputs import MODEL, require_outputs
+        from underhood.compiler.compile import compile as compile_
+        from underhood.compiler.compile import foretell
+        from underhood.core.files import load, save
+        from underhood.core.outputs import MODEL, require_outputs
 
         require_outputs((self.out, MODEL), inputs=(self.source,), force=self.force)
         settings = {

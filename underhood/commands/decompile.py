@@ -41,9 +41,9 @@ class Decompile:
 
     def run(self) -> int:
         from underhood.attention.linear import require_attention
+        from underhood.core.files import load
+        from underhood.core.outputs import MODEL, require_outputs
         from underhood.interop.foreign import decompile, foretell, is_onnx
-        from underhood.storage.files import load
-        from underhood.storage.outputs import MODEL, require_outputs
 
         require_seed(self.seed)
         outputs = (self.out, MODEL), (self.reduced, MODEL)

@@ -29,9 +29,9 @@ class Disguise:
     def run(self) -> int:
         import numpy as np
 
-        from underhood.identify.disguise import disguise
-        from underhood.storage.files import load, save, sizes_of
-        from underhood.storage.outputs import MODEL, require_outputs
+        from underhood.core.files import load, save, sizes_of
+        from underhood.core.outputs import MODEL, require_outputs
+        from underhood.decompiler.disguise import disguise
 
         require_seed(self.seed)
         require_outputs((self.out, MODEL), inputs=(self.network,), force=self.force)

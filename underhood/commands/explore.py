@@ -31,10 +31,10 @@ class Explore:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.report.explore import explore
-        from underhood.storage.files import load
-        from underhood.storage.outputs import PAGE, require_outputs
-        from underhood.storage.sequences import read_sequence
+        from underhood.core.files import load
+        from underhood.core.outputs import PAGE, require_outputs
+        from underhood.core.sequences import read_sequence
+        from underhood.pages.explore import explore
 
         require_seed(self.seed)
         require_outputs((self.out, PAGE), inputs=(self.network, self.against, self.input), force=self.force)

@@ -31,7 +31,7 @@ class Export:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.errors import UnderhoodError
+        from underhood.core.errors import UnderhoodError
 
         if self.to not in TARGETS:
             raise UnderhoodError(f"unknown target: {self.to!r}", remedy=f"Known: {', '.join(TARGETS)}.")
@@ -39,8 +39,8 @@ class Export:
             raise UnderhoodError(
                 "--dtype is for --to onnx: a state dict keeps the dtype of the weights", remedy="Leave it out."
             )
-        from underhood.storage.files import load
-        from underhood.storage.outputs import ONNX, STATE_DICT, require_outputs
+        from underhood.core.files import load
+        from underhood.core.outputs import ONNX, STATE_DICT, require_outputs
 
         if self.to == "torch":
             from underhood.interop.torch import export as export_torch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from underhood.commands.output import ANSWER_IS_NO, DONE, note, print_json, show
 
 if TYPE_CHECKING:
-    from underhood.identify.found import Found
+    from underhood.decompiler.result import Found
 
 ROUNDING = 1e-12  # terms below it tell a reader nothing
 LARGEST_PRINTED = 8  # a wider matrix is for a file, not for a screen
@@ -27,7 +27,7 @@ def answer(
 
     An attention is written where the answer is no, too: the nearest one, and a line says that it is not the network.
     """
-    from underhood.storage.files import save
+    from underhood.core.files import save
 
     for what, model, path in (("attention", found.attention, out), ("smaller network", found.reduced, reduced)):
         if path is None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import tyro
 
 from underhood.commands.output import DONE, print_json, print_table
-from underhood.errors import UnderhoodError
+from underhood.core.errors import UnderhoodError
 
 if TYPE_CHECKING:
-    from underhood.model import AbstractModel
+    from underhood.core.model import AbstractModel
 
 OF_FILES = ("kind", "part", "heads", "embedding", "readout")  # flags that say what a file does not
 
@@ -50,8 +50,8 @@ class Import:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.storage.files import save, sizes_of
-        from underhood.storage.outputs import MODEL, require_outputs
+        from underhood.core.files import save, sizes_of
+        from underhood.core.outputs import MODEL, require_outputs
 
         require_outputs((self.out, MODEL), inputs=(self.weights,), force=self.force)
         model = self._of_folder() if self.weights.is_dir() else self._of_file()

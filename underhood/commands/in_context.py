@@ -11,7 +11,7 @@ import tyro
 from underhood.commands.output import ANSWER_IS_NO, DONE, print_json, print_table
 
 if TYPE_CHECKING:
-    from underhood.identify.in_context import Algorithm
+    from underhood.explain.in_context import Algorithm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +36,8 @@ class InContext:
     """Print one JSON object."""
 
     def run(self) -> int:
+        from underhood.core.files import load
         from underhood.interop.foreign import in_context, is_onnx
-        from underhood.storage.files import load
 
         network = self.network if is_onnx(self.network) else load(self.network)
         sizes = (self.d_x, self.d_y, self.observations)

@@ -7,7 +7,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from underhood.errors import UnderhoodError
+from underhood.core.errors import UnderhoodError
 
 if TYPE_CHECKING:
     from rich.table import Table

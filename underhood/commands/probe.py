@@ -13,7 +13,7 @@ import tyro
 
 from underhood.commands.found import answer
 from underhood.commands.output import announce, note, require_seed
-from underhood.errors import UnderhoodError
+from underhood.core.errors import UnderhoodError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,10 +59,10 @@ class Probe:
 
     def run(self) -> int:
         from underhood.attention.linear import require_attention
-        from underhood.identify.callables import import_callable, parse_name
+        from underhood.core.files import load
+        from underhood.core.outputs import MODEL, require_outputs
+        from underhood.decompiler.from_outputs.functions import import_callable, parse_name
         from underhood.interop.foreign import closeness, foretell, is_onnx, probe
-        from underhood.storage.files import load
-        from underhood.storage.outputs import MODEL, require_outputs
 
         require_seed(self.seed)
         require_outputs((self.out, MODEL), inputs=(self.against, self.inputs), force=self.force)
@@ -102,8 +102,8 @@ class Probe:
         if self.inputs is not None and self.task is not None:
             raise UnderhoodError("expected --inputs or --task, not both")
         if self.task is not None:
-            from underhood.data import make_task
-            from underhood.data.task import draw
+            from underhood.training.tasks.make import make_task
+            from underhood.training.tasks.task import draw
 
             task = make_task(self.task)
             return draw(task, self.seed, DRAWN)[0], task.last_only
@@ -113,9 +113,9 @@ class Probe:
 def _read_sequences(path: Path) -> np.ndarray:
     import numpy as np
 
-    from underhood.arrays import require_real
-    from underhood.storage.atomic import read_bytes
-    from underhood.storage.sequences import read_npy
+    from underhood.core.arrays import require_real
+    from underhood.core.atomic import read_bytes
+    from underhood.core.sequences import read_npy
 
     try:
         given = read_npy(read_bytes(path))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from underhood.errors import UnderhoodError
+from underhood.core.errors import UnderhoodError
 
 
 class Progress:

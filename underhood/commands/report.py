@@ -25,8 +25,8 @@ class Report:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.report.html import write_report
-        from underhood.storage.outputs import PAGE, require_outputs
+        from underhood.core.outputs import PAGE, require_outputs
+        from underhood.studies.report import write_report
 
         require_outputs((self.out, PAGE), force=self.force)
         path = write_report(self.results, self.out)

@@ -29,8 +29,8 @@ class Reproduce:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.report.artifact import covered, make_artifact, require_covered
-        from underhood.report.html import write_report
+        from underhood.studies.artifact import covered, make_artifact, require_covered
+        from underhood.studies.report import write_report
 
         for name in self.artifacts:
             require_covered(name, self.budget, so_far=self.so_far)
@@ -56,7 +56,7 @@ class Reproduce:
 def _print_rows(records: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    from underhood.report.drawing import seeds_of
+    from underhood.pages.drawing import seeds_of
 
     table = Table("artifact", "what", "paper", "here", "met", title="paper against here", title_justify="left")
     for record in records:

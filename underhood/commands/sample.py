@@ -33,8 +33,8 @@ class Sample:
 
     def run(self) -> int:
         from underhood.attention.teachers import random_attention
-        from underhood.storage.files import save, sizes_of
-        from underhood.storage.outputs import MODEL, require_outputs
+        from underhood.core.files import save, sizes_of
+        from underhood.core.outputs import MODEL, require_outputs
 
         require_outputs((self.out, MODEL), force=self.force)
         drawn = {name: getattr(self, name) for name in ("d", "heads", "d_key", "d_value", "rank", "seed")}

@@ -40,8 +40,10 @@ class Sweep:
     """Print one JSON object."""
 
     def run(self) -> int:
-        from underhood.extras import require
-        from underhood.sweep import Teller, query, read_spec, run_sweep
+        from underhood.core.extras import require
+        from underhood.sweeps.spec import read_spec
+        from underhood.sweeps.store import query
+        from underhood.sweeps.sweep import Teller, run_sweep
 
         if self.query:
             require("duckdb", "sweep", "--query")  # before the runs rather than after them
@@ -64,8 +66,8 @@ class Sweep:
         return ANSWER_IS_NO if failed else DONE
 
     def _tls(self) -> Any:
-        from underhood.errors import UnderhoodError
-        from underhood.sweep.cluster import Tls
+        from underhood.core.errors import UnderhoodError
+        from underhood.sweeps.cluster import Tls
 
         files = (self.tls_ca_file, self.tls_cert, self.tls_key)
         if all(file is None for file in files):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from underhood.commands.output import DONE, INTERRUPTED, note, print_json
-from underhood.errors import UnderhoodError
+from underhood.core.errors import UnderhoodError
 
 if TYPE_CHECKING:
     from underhood.commands.train_plan import Plan
@@ -131,8 +131,9 @@ def _trained(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
 def _print_names(as_json: bool) -> int:
     """Out of the registries, which know what other packages add."""
     from underhood.commands.rows import print_rows
-    from underhood.data import TASKS, task_settings
-    from underhood.model import ARCHITECTURES
+    from underhood.core.model import ARCHITECTURES
+    from underhood.training.tasks.make import task_settings
+    from underhood.training.tasks.task import TASKS
 
     tasks = {name: _plain(task_settings(name)) for name in TASKS}
     if as_json:

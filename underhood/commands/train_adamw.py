@@ -6,18 +6,18 @@ from typing import Any
 
 from underhood.commands.output import note
 from underhood.commands.train_plan import Plan
-from underhood.data import AbstractTask
+from underhood.training.tasks.task import AbstractTask
 
 
 def train_adamw(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
     """The rows of the result, and whether Ctrl-C ended the run; nothing is allocated that cannot fit."""
-    from underhood.fit.cores import offer_two_devices
+    from underhood.core.cores import offer_two_devices
 
     offer_two_devices()
     from underhood.commands.progress import Progress
-    from underhood.fit.population import members_of
-    from underhood.fit.room import require_room, shape_of
-    from underhood.fit.runs import fit_population
+    from underhood.training.population import members_of
+    from underhood.training.room import require_room, shape_of
+    from underhood.training.runs import fit_population
 
     task, config = plan.make_task(), plan.make_config()
     rates, decays = plan.learning_rate or (), plan.weight_decay or ()

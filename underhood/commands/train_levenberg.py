@@ -10,9 +10,9 @@ from typing import Any
 
 from underhood.commands.output import announce, note
 from underhood.commands.train_plan import Plan
-from underhood.costs import foretold
-from underhood.data import AbstractTask
-from underhood.errors import UnderhoodError
+from underhood.core.costs import foretold
+from underhood.core.errors import UnderhoodError
+from underhood.training.tasks.task import AbstractTask
 
 ITERATIONS = 200  # of each start, unless --steps is given
 
@@ -25,9 +25,9 @@ def train_levenberg(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
     A seed that is done stays done; --resume goes on with the first that is not. A seed takes seconds and is a function
     of the flags alone, so that one that was killed starts again.
     """
-    from underhood.fit.folder import RunFolder
-    from underhood.fit.levenberg import starting_sizes
-    from underhood.fit.second_order import require_second_order
+    from underhood.training.folder import RunFolder
+    from underhood.training.second_order.levenberg import starting_sizes
+    from underhood.training.second_order.on_task import require_second_order
 
     task = plan.make_task()
     require_second_order(task)
@@ -46,9 +46,9 @@ def train_levenberg(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _one_seed(plan: Plan, task: AbstractTask, folder: Any, seed: int) -> dict[str, Any]:
-    from underhood.fit.second_order import fit_task
-    from underhood.storage.atomic import write_atomically
-    from underhood.storage.files import save
+    from underhood.core.atomic import write_atomically
+    from underhood.core.files import save
+    from underhood.training.second_order.on_task import fit_task
 
     found = fit_task(
         task,
@@ -90,7 +90,7 @@ def _show(seed: int, iteration: int, loss: float, restart: int) -> bool:
 
 def _done(out: Path, seed: int) -> dict[str, Any] | None:
     """The row of a seed that has ended, checked: a person may have been at the file."""
-    from underhood.storage.atomic import read_bytes
+    from underhood.core.atomic import read_bytes
 
     path = _result(out, seed)
     if not path.exists():

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from underhood.commands.train import USUAL, Train, require_out
-from underhood.data import AbstractTask, make_task
-from underhood.errors import UnderhoodError
-from underhood.fit.config import PRESETS, FitConfig
-from underhood.fit.folder import COMMAND, RunFolder, differences, listed
-from underhood.model import ARCHITECTURES, AbstractModel, make_model
+from underhood.core.errors import UnderhoodError
+from underhood.core.model import ARCHITECTURES, AbstractModel, make_model
+from underhood.training.config import PRESETS, FitConfig
+from underhood.training.folder import COMMAND, RunFolder, differences, listed
+from underhood.training.tasks.make import make_task
+from underhood.training.tasks.task import AbstractTask
 
 # Flags of one optimiser only: with the other they would be taken and ignored.
 ONLY = {
@@ -58,7 +59,7 @@ class Plan(Train):
             given[name] = value
         if self.teacher is not None:
             from underhood.attention.linear import require_attention
-            from underhood.storage.files import load
+            from underhood.core.files import load
 
             for name in given.keys() & {"d", "teacher_seed"}:
                 raise UnderhoodError(f"{name} belongs to a random teacher", remedy="Leave it out, or --teacher.")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from underhood.attention.linear import LinearAttention
-from underhood.errors import UnderhoodError
+from underhood.core.errors import UnderhoodError
 from underhood.interop.state_dict import Tensors, listed
 
 NAMES = {  # ours, the paper's

@@ -17,12 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from underhood.cells import Stack
-from underhood.errors import UnderhoodError
-from underhood.extras import require
+from underhood.architectures.stack.cell import Stack
+from underhood.core.errors import UnderhoodError
+from underhood.core.extras import require
+from underhood.core.files import from_tensors, to_tensors
+from underhood.core.registry import Registry
 from underhood.interop.state_dict import Tensors, listed
-from underhood.registry import Registry
 
+ORACLES = "oracles"  # the extra that has the public packages
+Shape = tuple[int | None, ...]
+MATRIX, VECTOR, KERNEL, BLOCKS = (None, None), (None,), (None, 1, None), (None, None, None)
 Settings = Mapping[str, Any]  # plain JSON: the fields of a public configuration that matter to the layer
 
 
@@ -63,7 +67,7 @@ class Bridge:
         return self.public.rpartition(".")[2]
 
 
-BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.interop.diagonal_bridges", "underhood.interop.memory_bridges")
+BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.architectures.*.bridge")
 
 
 def bridge(public: str, **fields: Any) -> Bridge:
@@ -184,3 +188,44 @@ def expect(settings: Settings, **values: tuple[Any, ...]) -> None:
         if name in settings and settings[name] not in allowed:
             words = " or ".join(map(repr, allowed))
             raise UnderhoodError(f"expected the setting {name} to be {words}", repr(settings[name]))
+
+
+def _ours(name: str) -> str:
+    """Our name of a public tensor."""
+    return name.removeprefix("mlstm_cell.").replace("conv1d.conv.", "conv1d.")
+
+
+def read_cell(
+    kind: str, tensors: Tensors, names: Mapping[str, Shape], optional: tuple[str, ...], **structure: Any
+) -> Any:
+    given = take(tensors, names, optional)
+    ours = {_ours(name): tensor[:, 0] if names[name] == KERNEL else tensor for name, tensor in given.items()}
+    return from_tensors({"kind": kind, **structure}, ours, "the module")
+
+
+def named_tensors(cell: Any, names: Mapping[str, Shape], biases: tuple[str, ...] = ()) -> Tensors:
+    """The cell's tensors under the public names; all of `biases` or none of them, zeros where one is missing."""
+    ours = to_tensors(cell)[1]
+    found = {name: ours[_ours(name)] for name in names if _ours(name) in ours}
+    if any(name in found for name in biases):
+        rows = {name: found[name.replace("bias", "weight")].shape for name in biases}
+        zeros = {name: np.zeros(int(np.prod(shape[:-1])), cell.dtype) for name, shape in rows.items()}
+        found = zeros | found
+    unknown = ours.keys() - {_ours(name) for name in names}
+    if unknown:
+        raise UnderhoodError(f"the public layer has no {sorted(unknown)[0]}", remedy="Leave it out of the cell.")
+    return {name: tensor[:, None] if names[name] == KERNEL else tensor for name, tensor in found.items()}
+
+
+def norm_settings(settings: Settings, name: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "norm", "eps": positive(settings, name), **more}
+
+
+def require_square(cell: Any) -> None:
+    if cell.d != cell.d_out:
+        got = f"{cell.d} inputs, {cell.d_out} outputs"
+        raise UnderhoodError("expected as many outputs as inputs for the public layer", got)
+
+
+def public_module(module: str) -> Any:
+    return require(module, ORACLES, f"a module of {module.split('.')[0]}")

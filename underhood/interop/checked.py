@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from underhood.model import AbstractModel, as_dtype
+from underhood.core.model import AbstractModel, as_dtype
 
 STEPS, SEQUENCES, BOUND = 100, 3, 2.0
 # Swapped gates or a transposed matrix show as errors of order 1. Rounding does not pass 1e-6, though compiled LSTM

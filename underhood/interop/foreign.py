@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.attention.linear import LinearAttention
-from underhood.cells.gated_rnn import GatedRNN
-from underhood.costs import foretold
-from underhood.errors import UnderhoodError
-from underhood.identify import blackbox
-from underhood.identify import decompile as weights
-from underhood.identify import in_context as algorithms
-from underhood.identify.callables import require_instance
-from underhood.identify.found import Found
-from underhood.identify.threads import threads_for
-from underhood.model import AbstractModel
+from underhood.core.costs import foretold
+from underhood.core.errors import UnderhoodError
+from underhood.core.model import AbstractModel
+from underhood.core.threads import threads_for
+from underhood.decompiler import decompile as weights
+from underhood.decompiler.from_outputs import probe as blackbox
+from underhood.decompiler.from_outputs.functions import require_instance
+from underhood.decompiler.result import Found
+from underhood.explain import in_context as algorithms
 
 
 def foretell(model: Any, d: int | None = None) -> str | None:

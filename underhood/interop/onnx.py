@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from underhood.cells.linear import densified
-from underhood.errors import UnderhoodError, one_line
-from underhood.extras import require
+from underhood.core.atomic import read_bytes, write_atomically
+from underhood.core.errors import UnderhoodError, one_line
+from underhood.core.extras import require
 from underhood.interop.checked import check
 from underhood.interop.onnx_graphs import to_graphs
-from underhood.storage.atomic import read_bytes, write_atomically
+from underhood.layers.linear import densified
 
 DTYPES = ("float32", "float64")
 TOLERANCE = {"float32": 1e-4, "float64": 1e-6}  # of the larger dtype's rounding and of y's own, over largest output

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from underhood.arrays import DType, precision_of
+from underhood.core.arrays import DType, precision_of
+from underhood.core.model import AbstractModel, as_dtype
 from underhood.interop.program import trace
-from underhood.model import AbstractModel, as_dtype
 
 
 def to_graphs(model: AbstractModel, dtype: str = "float32") -> tuple[bytes, bytes]:

@@ -17,10 +17,10 @@ from typing import Any, SupportsIndex
 
 import safetensors
 
-from underhood.errors import UnderhoodError
+from underhood.core.atomic import read_bytes, special_file
+from underhood.core.errors import UnderhoodError
 from underhood.interop.bridges import BRIDGES, Bridge
 from underhood.interop.state_dict import Tensors, as_float
-from underhood.storage.atomic import read_bytes, special_file
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 LONGEST_NAME = 200  # of a file

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from underhood.arrays import precision_of
-from underhood.errors import UnderhoodError
-from underhood.model import AbstractModel
+from underhood.core.arrays import precision_of
+from underhood.core.errors import UnderhoodError
+from underhood.core.model import AbstractModel
 
 # Operations that take and return arrays component by component, and need nothing else said.
 PLAIN = (

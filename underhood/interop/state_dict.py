@@ -16,12 +16,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from underhood.arrays import require_finite
-from underhood.errors import UnderhoodError, one_line
-from underhood.extras import require
-from underhood.storage.atomic import read_bytes
-from underhood.storage.files import read_tensors
-from underhood.storage.sequences import read_npy
+from underhood.core.arrays import require_finite
+from underhood.core.atomic import read_bytes
+from underhood.core.errors import UnderhoodError, one_line
+from underhood.core.extras import require
+from underhood.core.files import read_tensors
+from underhood.core.sequences import read_npy
 
 Tensors = dict[str, np.ndarray]
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from underhood.arrays import require_finite
-from underhood.cells import Stack
-from underhood.errors import UnderhoodError
-from underhood.extras import require
-from underhood.interop import bridges, torch_modules_source
+from underhood.architectures.stack.cell import Stack
+from underhood.core.arrays import require_finite
+from underhood.core.atomic import write_atomically
+from underhood.core.errors import UnderhoodError
+from underhood.core.extras import require
+from underhood.core.files import from_tensors, tensor_bytes
+from underhood.core.model import AbstractModel
+from underhood.interop import bridges
 from underhood.interop.checked import Checked, check
 from underhood.interop.state_dict import as_float, torch_array
 from underhood.interop.torch_import import candidates, from_state_dict
 from underhood.interop.torch_names import to_program, to_state_dict
-from underhood.model import AbstractModel
-from underhood.storage.atomic import write_atomically
-from underhood.storage.files import from_tensors, tensor_bytes
 
 MODULE = "underhood_torch.py"  # the name of torch_modules.py beside an export
 PLAIN = ("LSTM", "GRU", "Recurrent")  # these load into torch's own classes
@@ -156,8 +157,13 @@ def _module(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Any:
     return module.eval()
 
 
+def modules_source() -> str:
+    """torch_modules.py as text: an export puts it beside the weights, for programs without this package."""
+    return resources.files("underhood.interop").joinpath("torch_modules.py").read_text("utf-8")
+
+
 def _write_module(path: Path) -> Path:
-    source = torch_modules_source()
+    source = modules_source()
     if path.exists():
         first = source.splitlines()[0].encode()
         if not path.is_file() or not path.read_bytes().startswith(first):

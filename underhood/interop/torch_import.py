@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from underhood.arrays import DType
+from underhood.architectures.gru.cell import GRU
+from underhood.architectures.lstm.cell import LSTM
+from underhood.architectures.stack.cell import Stack
 from underhood.attention.linear import LinearAttention
-from underhood.cells import GRU, LSTM, Linear, Stack
-from underhood.errors import UnderhoodError
+from underhood.core.arrays import DType
+from underhood.core.errors import UnderhoodError
+from underhood.core.files import from_tensors, to_tensors
+from underhood.core.model import ARCHITECTURES, make_model
 from underhood.interop.attention_weights import attention_from
 from underhood.interop.bridges import BRIDGES, Bridge, needed
 from underhood.interop.state_dict import Tensors, listed, part_of, read_state_dict
 from underhood.interop.torch_names import ours_from_torch
-from underhood.model import ARCHITECTURES, make_model
-from underhood.storage.files import from_tensors, to_tensors
+from underhood.layers.linear import Linear
 
 GATES = {"lstm": 4, "gru": 3}
 ATTENTION = "attention"

@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from underhood.arrays import DType
-from underhood.cells import GRU, LSTM, Stack
-from underhood.cells.gru import RESET, UPDATE
-from underhood.cells.linear import densified
+from underhood.architectures.gru.cell import GRU, RESET, UPDATE
+from underhood.architectures.lstm.cell import LSTM
+from underhood.architectures.stack.cell import Stack
+from underhood.core.arrays import DType
+from underhood.core.files import to_tensors
+from underhood.core.model import AbstractModel
 from underhood.interop.bridges import public_form
 from underhood.interop.program import trace
-from underhood.model import AbstractModel
-from underhood.storage.files import to_tensors
+from underhood.layers.linear import densified
 
 LSTM_ORDER = (2, 0, 1, 3)  # torch's i, f, g, o in the order of ours: f, c̃, g, o
 GRU_ORDER = (0, 2, 1)  # torch's r, z, n in the order of ours: r, h̃, z

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from underhood.cells import Linear, Stack
-from underhood.cells.linear import densified
+from underhood.architectures.stack.cell import Stack
+from underhood.layers.linear import Linear, densified
 
 
 class TorchStack(torch.nn.Module):

@@ -1,0 +1,51 @@
+"""Public names, each written once: `__init__.py` finds them here, and so do editors and type checkers."""
+
+from .architectures.gated_rnn.cell import DenseGatedRNN as DenseGatedRNN
+from .architectures.gated_rnn.cell import GatedRNN as GatedRNN
+from .architectures.gated_rnn.cell import Gating as Gating
+from .architectures.gru.cell import GRU as GRU
+from .architectures.lru.cell import LRU as LRU
+from .architectures.lstm.cell import LSTM as LSTM
+from .architectures.stack.cell import Stack as Stack
+from .attention.linear import LinearAttention as LinearAttention
+from .attention.teachers import gradient_descent_attention as gradient_descent_attention
+from .attention.teachers import random_attention as random_attention
+from .compiler.algorithms import algorithm_network as algorithm_network
+from .compiler.compile import Compiled as Compiled
+from .compiler.compile import compile as compile
+from .core.errors import NotConstructible as NotConstructible
+from .core.errors import UnderhoodError as UnderhoodError
+from .core.files import load as load
+from .core.files import save as save
+from .core.model import make_model as make_model
+from .decompiler.disguise import disguise as disguise
+from .decompiler.result import Found as Found
+from .explain.attention_map import attention_map as attention_map
+from .explain.in_context import Algorithm as Algorithm
+from .explain.maps import AttentionMap as AttentionMap
+from .explain.maps import compare_maps as compare_maps
+from .interop.foreign import decompile as decompile
+from .interop.foreign import in_context as in_context
+from .interop.foreign import probe as probe
+from .interop.pretrained import from_pretrained as from_pretrained
+from .interop.torch import from_torch as from_torch
+from .interop.torch import to_torch as to_torch
+from .layers.linear import Linear as Linear
+from .layers.linear import SparseMatrix as SparseMatrix
+from .pages.attend import attend as attend
+from .pages.explore import explore as explore
+from .pages.portrait import draw as draw
+from .sweeps.store import query as query
+from .sweeps.sweep import run_sweep as run_sweep
+from .training.config import FitConfig as FitConfig
+from .training.population import Member as Member
+from .training.runs import Run as Run
+from .training.runs import fit as fit
+from .training.runs import fit_population as fit_population
+from .training.second_order.levenberg import LevenbergResult as LevenbergResult
+from .training.second_order.levenberg import fit_levenberg as fit_levenberg
+from .training.tasks.linear_regression import LinearRegression as LinearRegression
+from .training.tasks.make import make_task as make_task
+from .training.tasks.teacher_student import TeacherStudent as TeacherStudent
+
+__version__: str

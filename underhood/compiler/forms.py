@@ -1,0 +1,144 @@
+"""Attention as key-values, in every shape that a construction asks for.
+
+    H_t = decay ⊙ H_{t-1} + (V x_t) ⊙ (K x_t);      y_t = D [(A H_t) ⊙ (B Q x_t)]
+
+`figure_1` writes it as the paper does, `compact` as Section 2.2 does; `minimal.py` finds the smallest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from underhood.algebra.key_values import KeyValueForm, stack_forms
+from underhood.algebra.quadratic import fold, pair_indices
+from underhood.algebra.subspaces import factor, row_space
+from underhood.attention.linear import LinearAttention
+from underhood.core.errors import UnderhoodError
+from underhood.core.memory import NotEnoughMemory
+
+MOST_BYTES = 2**30  # of a matrix in a form that is there for accuracy only: d = 27
+
+
+def figure_1(attention: LinearAttention) -> KeyValueForm:
+    """Figure 1: a memory for each entry of v kᵀ and a product with its query: d_v·d_k + d_k neurons a head."""
+    return stack_forms([_figure_1_head(*head) for head in heads_of(attention)])
+
+
+def heads_of(attention: LinearAttention) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, float]]:
+    """(W_V, W_K, W_Q, decay) of each head, in float64."""
+    weights = (np.asarray(w, np.float64) for w in (attention.w_value, attention.w_key, attention.w_query))
+    decay = np.ones(attention.heads) if attention.decay is None else np.asarray(attention.decay, np.float64)
+    return list(zip(*weights, decay, strict=True))
+
+
+def _figure_1_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float) -> KeyValueForm:
+    d_value, d_key = len(w_value), len(w_key)
+    return KeyValueForm(
+        values=np.repeat(w_value, d_key, axis=0),
+        keys=np.tile(w_key, (d_value, 1)),
+        decay=np.full(d_value * d_key, decay),
+        queries=w_query,
+        reads=np.eye(d_value * d_key),
+        asks=np.tile(np.eye(d_key), (d_value, 1)),
+        readout=np.repeat(np.eye(d_value), d_key, axis=1),
+    )
+
+
+def compact(attention: LinearAttention) -> KeyValueForm:
+    """Section 2.2: with keys W_V and queries W_V^{-T} W_Kᵀ W_Q, v kᵀ is symmetric: d(d+1)/2 + d neurons a head."""
+    return stack_forms([_compact_head(*head, basis=_invertible(head[0])) for head in heads_of(attention)])
+
+
+def compact_coordinates(attention: LinearAttention) -> KeyValueForm:
+    """The same neurons, with x itself as keys and values, queries W_KᵀW_Q and W_V in the readout.
+
+    No inverse is taken: where W_V is nearly singular, W_V^{-T} is large and what it adds has to cancel again.
+    """
+    for w_value, *_ in heads_of(attention):
+        _invertible(w_value)
+    return stack_forms([_compact_head(*head, basis=np.eye(attention.d)) for head in heads_of(attention)])
+
+
+def _invertible(w_value: np.ndarray) -> np.ndarray:
+    d_value, d = w_value.shape
+    rank = np.linalg.matrix_rank(w_value)
+    if d_value != d or rank < d:
+        shape = f"rank {rank} for d={d}" if d_value == d else f"shape {w_value.shape}"
+        remedy = "Use `to='gated-rnn-minimal'`, which takes any."
+        raise UnderhoodError("compact expects an invertible w_value", shape, remedy)
+    return w_value
+
+
+def _compact_head(
+    w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float, basis: np.ndarray
+) -> KeyValueForm:
+    """y = (W_V B⁻¹) S (B^{-T} W_KᵀW_Q x) with the symmetric S = Σ (B x)(B x)ᵀ, for any invertible B."""
+    d = len(basis)
+    upper = pair_indices(d)
+    # memory_of[i, j]: which neuron holds entry (i, j), the same for (j, i).
+    memory_of = np.zeros((d, d), int)
+    memory_of[upper] = np.arange(len(upper[0]))
+    memory_of = np.maximum(memory_of, memory_of.T)
+    outputs = np.eye(d) if basis is w_value else np.linalg.solve(basis.T, w_value.T).T
+    return KeyValueForm(
+        values=basis[upper[0]],
+        keys=basis[upper[1]],
+        decay=np.full(len(upper[0]), decay),
+        queries=np.linalg.solve(basis.T, w_key.T @ w_query),
+        reads=np.eye(len(upper[0]))[memory_of.ravel()],
+        asks=np.tile(np.eye(d), (d, 1)),
+        readout=np.repeat(outputs, d, axis=1),
+    )
+
+
+def rank_revealed(attention: LinearAttention) -> KeyValueForm:
+    """Figure 1 with W_V, W_K and W_Q cut down to the ranks r of W_V and s of W_KᵀW_Q: r·s products a head.
+
+    Every product reads one memory, as a single LSTM layer needs it. Full-rank heads stay as they are: a change of
+    basis would only cost accuracy.
+    """
+    return stack_forms([_rank_revealed_head(*head) for head in heads_of(attention)])
+
+
+def _rank_revealed_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float) -> KeyValueForm:
+    rows = row_space(w_value)
+    columns, queries = factor(w_key.T @ w_query)
+    if len(rows) * len(columns) == 0:  # a head that is zero keeps one silent product: cells have a neuron or more
+        rows, columns, queries = np.zeros((3, 1, w_value.shape[1]))
+    if len(rows) * len(columns) >= len(w_value) * len(w_key):
+        return _figure_1_head(w_value, w_key, w_query, decay)
+    form = _figure_1_head(rows, columns, queries, decay)
+    return dataclasses.replace(form, readout=w_value @ rows.T @ form.readout)
+
+
+def coordinates(attention: LinearAttention) -> KeyValueForm:
+    """The attention's own tensor: y_i = Σ_{a≤b} S_ab (T_i[a,b]·x_t) with S_ab = Σ_s x_a x_b, d_v·d(d+1)/2 products.
+
+    T_i = Σ_heads sym_ab(W_V[i,a] M[b,c]), M = W_KᵀW_Q: what heads, and keys and queries, take away from each other is
+    taken away in the weights, before anything is linearised. More products than `rank_revealed`, but hardly larger
+    than their sum: at d=2, seed 3, 7 times the largest output instead of 27.
+    """
+    heads = heads_of(attention)
+    decays = np.array([decay for *_, decay in heads])
+    return stack_forms([_coordinate_form([h for h in heads if h[3] == decay]) for decay in np.unique(decays)])
+
+
+def _coordinate_form(heads: list[tuple[np.ndarray, np.ndarray, np.ndarray, float]]) -> KeyValueForm:
+    """Heads of one decay."""
+    d_value, d = heads[0][0].shape
+    first, second = pair_indices(d)
+    pairs = len(first)
+    if 8 * (d_value * pairs) ** 2 > MOST_BYTES:
+        raise NotEnoughMemory(f"{d_value * pairs} products of coordinates are more than this form is made for")
+    folded = sum(fold(np.einsum("ia,bc->iabc", w_value, w_key.T @ w_query)) for w_value, w_key, w_query, _ in heads)
+    return KeyValueForm(
+        values=np.eye(d)[first],
+        keys=np.eye(d)[second],
+        decay=np.full(pairs, heads[0][3]),
+        queries=np.reshape(folded, (-1, d)),
+        reads=np.tile(np.eye(pairs), (d_value, 1)),
+        asks=np.eye(d_value * pairs),
+        readout=np.repeat(np.eye(d_value), pairs, axis=1),
+    )

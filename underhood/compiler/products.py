@@ -1,0 +1,120 @@
+"""A gating of Eq. 2 as products of a gate σ and a value, copied at several scales (Appendix A.1).
+
+Each product (w_m·x)(w_x·x) puts the branch with the smaller bound into the gate, where it is linearised, and
+the other behind it, where it may grow: a query in the gate makes the error independent of the horizon. A product
+of which one branch is constant is linear, and needs no gate that moves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float
+
+from underhood.architectures.gated_rnn.cell import GatedRNN
+from underhood.compiler.envelope import Envelope, positive
+from underhood.compiler.linearise import Linearisation
+from underhood.layers.linear import dense
+
+
+@dataclasses.dataclass(frozen=True)
+class Products:
+    """p_n = (gate_n·x)(value_n·x), |gate_n·x| ≤ bound_n; or, where `linear`, p_n = constant_n · (value_n·x)."""
+
+    gates: Float[np.ndarray, "n gate_inputs"]
+    values: Float[np.ndarray, "n value_inputs"]
+    gate_bounds: Float[np.ndarray, " n"]
+    value_bounds: Float[np.ndarray, " n"]
+    linear: np.ndarray  # of bool
+    constants: Float[np.ndarray, " n"]
+
+    @property
+    def bounds(self) -> Float[np.ndarray, " n"]:
+        return np.where(self.linear, np.abs(self.constants), self.gate_bounds) * self.value_bounds
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """Rows of a gate σ(gates·x + …) and of a value, and how to combine them: products ≈ combine @ (σ ⊙ value)."""
+
+    gates: Float[np.ndarray, "copies gate_inputs"]
+    values: Float[np.ndarray, "copies value_inputs"]
+    combine: Float[np.ndarray, "n copies"]
+    owner: np.ndarray  # which product a copy belongs to
+
+
+def split_products(
+    w_m: np.ndarray, w_x: np.ndarray, bounds_m: np.ndarray, bounds_x: np.ndarray, constant_column: bool
+) -> Products:
+    """The smaller branch into the gate; rows that read only the constant become a factor."""
+    swap = bounds_x < bounds_m
+    gates, values = np.where(swap[:, None], w_x, w_m), np.where(swap[:, None], w_m, w_x)
+    gate_bounds, value_bounds = np.minimum(bounds_m, bounds_x), np.maximum(bounds_m, bounds_x)
+    linear, constants = np.zeros(len(w_m), bool), np.zeros(len(w_m))
+    if constant_column:
+        for one, other, other_bounds in ((w_m, w_x, bounds_x), (w_x, w_m, bounds_m)):
+            only_constant = ~linear & np.all(one[:, :-1] == 0, axis=1)
+            constants = np.where(only_constant, one[:, -1], constants)
+            values = np.where(only_constant[:, None], other, values)
+            value_bounds = np.where(only_constant, other_bounds, value_bounds)
+            linear |= only_constant
+    return Products(gates, values, positive(gate_bounds), value_bounds, linear, constants)
+
+
+def copy_products(products: Products, scheme: Linearisation, resting_gate: float = 0.5) -> Copies:
+    """Each product `scheme.copies` times, linear ones once with the gate at rest."""
+    owner = np.concatenate(
+        [np.full(1 if linear else scheme.copies, index) for index, linear in enumerate(products.linear)]
+        or [np.zeros(0)]
+    ).astype(int)
+    node = np.concatenate([[0.0] if linear else scheme.nodes for linear in products.linear] or [np.zeros(0)])
+    weight = np.concatenate(
+        [
+            [constant / resting_gate] if linear else scheme.weights * bound
+            for linear, constant, bound in zip(products.linear, products.constants, products.gate_bounds, strict=True)
+        ]
+        or [np.zeros(0)]
+    )
+    combine = np.zeros((len(products.gates), len(owner)))
+    combine[owner, np.arange(len(owner))] = weight
+    gates = products.gates[owner] * (node / products.gate_bounds[owner])[:, None]
+    return Copies(gates, products.values[owner], combine, owner)
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedProducts:
+    """A gated RNN as two sets of products around its recurrence, with bounds on all signals."""
+
+    inputs: Products
+    lambda_: Float[np.ndarray, " n"]
+    outputs: Products
+    readout: Float[np.ndarray, "d_o m"]
+    state_bounds: Float[np.ndarray, " n"]
+    output_bounds: Float[np.ndarray, " d_o"]
+
+    @property
+    def d(self) -> int:
+        return self.inputs.gates.shape[1] - 1
+
+
+def gated_products(source: GatedRNN, envelope: Envelope) -> GatedProducts:
+    """Bounds on every signal of `source` for inputs within the envelope, in float64."""
+    w_in_m, w_in_x = (_float64(matrix) for matrix in (source.input_gating.w_m, source.input_gating.w_x))
+    w_out_m, w_out_x = (_float64(matrix) for matrix in (source.output_gating.w_m, source.output_gating.w_x))
+    lambda_, readout = np.asarray(source.lambda_, np.float64), _float64(source.readout)
+    inputs = split_products(w_in_m, w_in_x, envelope.affine(w_in_m), envelope.affine(w_in_x), constant_column=True)
+    state_bounds = inputs.bounds * envelope.steps(lambda_)
+
+    def reading(rows: np.ndarray) -> np.ndarray:
+        """max |row·h|; neurons that forget at once and are linear in x are bounded through x itself."""
+        through_x = inputs.linear & (lambda_ == 0)
+        as_input = (rows[:, through_x] * inputs.constants[through_x]) @ inputs.values[through_x]
+        return np.abs(rows[:, ~through_x]) @ state_bounds[~through_x] + envelope.affine(as_input)
+
+    outputs = split_products(w_out_m, w_out_x, reading(w_out_m), reading(w_out_x), constant_column=False)
+    return GatedProducts(inputs, lambda_, outputs, readout, state_bounds, np.abs(readout) @ outputs.bounds)
+
+
+def _float64(matrix: object) -> np.ndarray:
+    return dense(matrix).astype(np.float64)

@@ -1,0 +1,1 @@
+"""Model contract, registry, arrays, errors, files, threads and memory: what every room stands on."""

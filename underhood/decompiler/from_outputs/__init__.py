@@ -1,0 +1,1 @@
+"""What a callable computes, from its outputs: questions, search, diagnosis."""

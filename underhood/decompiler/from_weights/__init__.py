@@ -1,0 +1,1 @@
+"""What the weights of a gated RNN compute: reading, structure, reduction, scores, certificate."""

@@ -1,0 +1,1 @@
+"""Which earlier steps an output comes from, and which algorithm a network runs in context."""

@@ -1,0 +1,231 @@
+"""Which algorithm does a network run in context? Fitted to its own predictions, and tested on fresh tasks.
+
+Sequences are tasks (x_1, W*x_1) … (x_T, W*x_T), (x, 0); the network's prediction is the last d_y of its outputs at the
+last step. Each algorithm of `algorithms` is fitted to the predictions, not to what is right, and R² is the share of the
+predictions that it explains on tasks that neither has seen. Table 2 reads the same step off the weights of a gated RNN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from underhood.core.errors import UnderhoodError
+from underhood.core.memory import require_memory
+from underhood.core.model import AbstractModel
+from underhood.decompiler.from_outputs.functions import Batched, as_numpy_function
+from underhood.decompiler.from_weights.reading import Array
+from underhood.explain.algorithms import RULES, Observed, Parameters, Rule
+from underhood.training.tasks.linear_regression import LinearRegression
+from underhood.training.tasks.task import HELD_OUT, VALIDATION, draw
+
+NONE = "none"
+TASKS, FITTED, MONTE_CARLO = 4096, 1024, 5  # tasks of a draw; those to fit to; draws for what algorithms cost
+LEAST_R2 = 0.99
+# An algorithm gives the name, although a simpler one is not far off, where it halves what that leaves unexplained.
+# What is left may be noise of training; below 1e-6, 1 % of a parameter is.
+BETTER, NEGLIGIBLE = 2.0, 1e-6
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One algorithm beside the network."""
+
+    name: str
+    parameters: Parameters
+    """Fitted to the network's predictions."""
+    r2: float
+    """Share of them that it explains on fresh tasks."""
+    r2_interval: tuple[float, float]
+    """Its 95 % interval."""
+    loss: float | None
+    """What it costs with these parameters, in closed form; None where there is none."""
+    monte_carlo: float
+    """The same, measured."""
+    best_loss: float
+    """What it costs with the best step size, decay and k kept: closed form where there is one."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What the network does in context, and how sure that is."""
+
+    name: str
+    """gradient-step, decayed-gradient-step, delta-rule, kaczmarz, k-gradient-steps, least-squares or none."""
+    parameters: Parameters
+    """Of the algorithm; empty where it is none."""
+    r2: float
+    """Share of the network's predictions that the algorithm, or the nearest one, explains on fresh tasks."""
+    r2_interval: tuple[float, float]
+    """Its 95 % interval; a name needs all of it at 0.99 or above."""
+    training_loss: float
+    """The network's own loss on tasks as in training."""
+    validation_loss: float
+    """On tasks with twice the variance of W*."""
+    ladder: tuple[Rung, ...]
+    """All algorithms, the simplest first."""
+
+    @property
+    def is_known(self) -> bool:
+        return self.name != NONE
+
+    @property
+    def nearest(self) -> Rung:
+        """The algorithm that explains most."""
+        return _nearest(self.ladder)
+
+    def as_data(self) -> dict[str, Any]:
+        """The keys of `underhood in-context --json`."""
+        return dataclasses.asdict(self)
+
+
+@np.errstate(all="ignore")  # outputs that are not finite are refused; an algorithm that diverges does not fit
+def in_context(
+    network: Any,
+    d_x: int = 3,
+    d_y: int = 3,
+    observations: int = 12,
+    inputs: str = "uniform",
+    *,
+    seed: int = 0,
+    batched: bool | None = None,
+) -> Algorithm:
+    """Which algorithm does a network run in context, a model or any callable (t, d_x + d_y) → (t, d_out)?
+
+    Tasks have `observations` examples, with `inputs` that are uniform, on the sphere or normal, of variance 1. `seed`:
+    of the tasks. `batched`: whether the callable takes (b, t, d), tried out unless given.
+    """
+    task = _task(d_x, d_y, observations, inputs, seed)
+    if isinstance(network, AbstractModel) and network.d != task.d:
+        rule = f"expected d_x + d_y = {network.d}, the inputs of this network"
+        raise UnderhoodError(rule, f"{d_x} + {d_y}", "Give `d_x` and `d_y`.")
+    predict = _predictions(as_numpy_function(network, task.d, batched=batched), task)
+    fitting, _, wanted = _drawn(task, seed, 0, predict, FITTED)
+    tested, right, held = _drawn(task, seed, 1, predict)
+    if not np.any(held != held[:1]):
+        raise UnderhoodError("expected a network whose predictions vary with the task", "the same one for every task")
+    further, further_right, predicted = _drawn(task, seed, 2, predict, stream=VALIDATION)
+    rules = [rule.fitted(fitting, wanted) for rule in RULES]
+    measured = [_tested(rule(tested), held, seed) for rule in rules]
+    ladder = tuple(_rungs(rules, measured, task, seed))
+    chosen = _chosen(ladder)
+    told = chosen or _nearest(ladder)
+    return Algorithm(
+        name=NONE if chosen is None else chosen.name,
+        parameters={} if chosen is None else chosen.parameters,
+        r2=told.r2,
+        r2_interval=told.r2_interval,
+        training_loss=_paired_loss(held, right, tested, rules, task, validation=False),
+        validation_loss=_paired_loss(predicted, further_right, further, rules, task, validation=True),
+        ladder=ladder,
+    )
+
+
+def _task(d_x: int, d_y: int, observations: int, inputs: str, seed: int) -> LinearRegression:
+    for name, value in {"d_x": d_x, "d_y": d_y, "observations": observations, "seed": seed}.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise UnderhoodError(f"expected {name} to be a whole number", repr(value))
+        if value < (name != "seed"):
+            raise UnderhoodError(f"expected {name} of {int(name != 'seed')} or more", value)
+    if seed >= 2**31:
+        raise UnderhoodError("expected a seed below 2³¹", seed)
+    numbers = MONTE_CARLO * TASKS * ((observations + 1) * (d_x + d_y) + (d_x + d_y) * d_x) + observations**2
+    require_memory(3 * 8 * numbers, f"tasks with {observations} observations, d_x = {d_x}, d_y = {d_y}")
+    return LinearRegression(int(observations), int(d_x), int(d_y), inputs)
+
+
+def _predictions(call: Batched, task: LinearRegression) -> Batched:
+    """Sequences → the last d_y outputs at the last step."""
+
+    def predict(xs: Array) -> Array:
+        outputs = call(xs)
+        if outputs.shape[2] not in (task.d_y, task.d):
+            rule = f"expected outputs y of size {task.d_y}, or (x, y) of size {task.d}"
+            raise UnderhoodError(rule, f"{outputs.shape[2]} outputs", "Give the network's d_x and d_y.")
+        return outputs[:, -1, -task.d_y :]
+
+    return predict
+
+
+def _drawn(
+    task: LinearRegression, seed: int, part: int, predict: Batched, count: int | None = None, stream: int = HELD_OUT
+) -> tuple[Observed, Array, Array]:
+    """Fresh tasks, what is right, and what the network says."""
+    # Always as many, since jax compiles for each number of them.
+    xs, right = (drawn[:count] for drawn in draw(task, seed, TASKS, stream=stream, part=part))
+    return Observed.of(xs, task.d_x), right, predict(xs)
+
+
+def _tested(
+    predicted: Float[Array, "b d_y"], held: Float[Array, "b d_y"], seed: int
+) -> tuple[float, tuple[float, float]]:
+    """R² of an algorithm for the network, and its 95 % interval by bootstrap over tasks."""
+    errors = np.sum((held - predicted) ** 2, axis=1)
+    spread = np.sum((held - held.mean(axis=0)) ** 2, axis=1)
+    if not np.isfinite(errors).all():
+        return -np.inf, (-np.inf, -np.inf)
+    draws = np.random.default_rng(seed).integers(len(errors), size=(400, len(errors)))
+    resampled = 1.0 - errors[draws].sum(axis=1) / spread[draws].sum(axis=1)
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return float(1.0 - errors.sum() / spread.sum()), (float(low), float(high))
+
+
+def _rungs(
+    rules: list[Rule], measured: list[tuple[float, tuple[float, float]]], task: LinearRegression, seed: int
+) -> Iterator[Rung]:
+    """The ladder: what each algorithm costs on the task, and what it explains of the network."""
+    parts = (draw(task, seed, TASKS, part=3 + index) for index in range(MONTE_CARLO))
+    xs, right = (np.concatenate(drawn) for drawn in zip(*parts, strict=True))
+    seen = Observed.of(xs, task.d_x)
+    for rule, (r2, interval) in zip(rules, measured, strict=True):
+        best = rule.tuned(seen, right, task)
+        exact = best.loss(task)
+        best_loss = _loss(best(seen), right) if exact is None else exact
+        yield Rung(rule.name, rule.parameters, r2, interval, rule.loss(task), _loss(rule(seen), right), best_loss)
+
+
+def _chosen(ladder: tuple[Rung, ...]) -> Rung | None:
+    """Of those that explain enough, the simplest that leaves at most twice as much unexplained as the best one."""
+    enough = [rung for rung in ladder if rung.r2_interval[0] >= LEAST_R2]
+    left = max(BETTER * (1 - _nearest(ladder).r2), NEGLIGIBLE)
+    return next((rung for rung in enough if 1 - rung.r2 <= left), None)
+
+
+def _nearest(ladder: tuple[Rung, ...]) -> Rung:
+    return max(ladder, key=lambda rung: rung.r2)
+
+
+def _paired_loss(
+    predicted: Float[Array, "b d_y"],
+    right: Float[Array, "b d_y"],
+    seen: Observed,
+    rules: list[Rule],
+    task: LinearRegression,
+    *,
+    validation: bool,
+) -> float:
+    """The network's loss, less the noise of the draw: how far algorithms of known loss are off it on the same tasks."""
+    here, known = _losses(predicted, right), []
+    trivial = 0.5 * task.w_variance(validation=validation) * task.d_x  # that of ŷ = 0
+    for rule in (*rules, *(one.tuned(seen, right, task) for one in rules)):
+        exact = rule.loss(task, validation=validation)
+        # Those near to diverging owe their loss to rare tasks, which may be missing here.
+        if exact is not None and exact < trivial / 2:
+            known.append(_losses(rule(seen), right) - exact)
+    beside = np.stack([np.ones_like(here), *known], axis=1)
+    # The constant of a regression on them: where the algorithms' losses are what they should be.
+    return float(np.linalg.lstsq(beside, here, rcond=None)[0][0])
+
+
+def _losses(predicted: Float[Array, "b d_y"], right: Float[Array, "b d_y"]) -> Float[Array, " b"]:
+    return 0.5 * np.mean((predicted - right) ** 2, axis=1)
+
+
+def _loss(predicted: Float[Array, "b d_y"], right: Float[Array, "b d_y"]) -> float:
+    """The paper's: ½ · mean over tasks and coordinates."""
+    return float(np.mean(_losses(predicted, right)))

@@ -1,0 +1,1 @@
+"""Parts that architectures are made of: linear maps, convolution, norms, diagonal scans, matrix memories."""

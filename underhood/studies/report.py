@@ -1,0 +1,185 @@
+"""`write_report`: the results as one page to look at, made from the JSON that reproduce wrote; nothing is run again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import underhood
+from underhood.core.atomic import write_atomically
+from underhood.core.errors import UnderhoodError
+from underhood.decompiler.result import DECAYED, LINEAR
+from underhood.pages.drawing import seeds_of, text_of
+from underhood.pages.page import render
+from underhood.pages.svg import chart_svg, panel_svg, points_of, series_look
+from underhood.studies.artifact import ARTIFACTS
+from underhood.studies.records import Record, budget_place, load_records
+
+NETWORK_ROWS = (
+    ("heads", "heads"),
+    ("kv_score", "KV score"),
+    ("q_score", "Q score"),
+    ("polynomial_distance", "polynomial distance"),
+    ("r2", "R² on fresh sequences"),
+)
+
+
+def write_report(results: Path, out: Path) -> Path:
+    """Read the records under `results` and write the page to `out`."""
+    return write_atomically(out, report_html(load_records(results)).encode())
+
+
+def report_html(records: list[Record]) -> str:
+    """The page as text."""
+    try:
+        return _report_html(records)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        remedy = "Make them again with: underhood reproduce"
+        raise UnderhoodError(f"cannot read these results: {error}", remedy=remedy) from error
+
+
+def _report_html(records: list[Record]) -> str:
+    budgets = sorted({record["budget"] for record in records}, key=budget_place)
+    groups = [_group(name, [record for record in records if record["artifact"] == name]) for name in _names(records)]
+    rows = [row for record in records for row in record["rows"]]
+    return render(
+        "report.html",
+        ("page.js",),
+        title="underhood: paper against here",
+        version=underhood.__version__,
+        budgets=budgets,
+        groups=groups,
+        networks=[network for record in records for network in _networks(record)],
+        met=sum(row.get("met") is True for row in rows),
+        total=len(rows),
+        provenance=[_provenance(record) for record in records],
+    )
+
+
+def _names(records: list[Record]) -> list[str]:
+    return list(dict.fromkeys(record["artifact"] for record in records))
+
+
+def _words(name: str) -> tuple[str, str, str]:
+    """Label, title and text of an artifact; its name alone where this version does not make it."""
+    if name not in ARTIFACTS:
+        return name, "", ""
+    recipe = ARTIFACTS[name]
+    return recipe.label, recipe.title, recipe.tells
+
+
+def _group(name: str, records: list[Record]) -> dict[str, Any]:
+    """One artifact with what each budget has of it, side by side."""
+    label, title, tells = _words(name)
+    rows: dict[str, dict[str, Any]] = {}
+    for record in records:
+        for row in record["rows"]:
+            key = str(row.get("name", ""))
+            merged = rows.setdefault(key, {"name": key, "paper": row.get("paper"), "here": {}})
+            met = row.get("met")
+            cell = {"text": text_of(row.get("here")), "seeds": seeds_of(row), "met": met is True}
+            merged["here"][record["budget"]] = cell
+    for row in rows.values():
+        row["met"] = all(cell["met"] for cell in row["here"].values())
+        row["paper"] = None if row["paper"] is None else text_of(row["paper"])
+    drawn = [drawn for record in records if (drawn := _drawn(record)) is not None]
+    return {
+        "slug": re.sub(r"[^a-z0-9]+", "-", name.lower()) or "artifact",
+        "label": label,
+        "title": title,
+        "tells": tells,
+        "rows": list(rows.values()),
+        "met": sum(row["met"] for row in rows.values()),
+        "drawn": drawn,
+    }
+
+
+def _drawn(record: Record) -> dict[str, Any] | None:
+    """Charts and matrices of one record; None where it has neither."""
+    charts = [_chart(chart) for chart in record.get("charts") or [] if chart.get("curves")]
+    panels = [panel for panel in record.get("panels") or [] if panel.get("values")]
+    if not charts and not panels:
+        return None
+    return {"budget": record["budget"], "charts": charts, "lines": [_line(line) for line in _lines_of(panels)]}
+
+
+def _lines_of(panels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Matrices that belong together share a line: a network's up to its readout D, single ones, families."""
+    lines: list[list[dict[str, Any]]] = []
+    before = "D"
+    for panel in panels:
+        name = str(panel.get("name", ""))
+        if before == "D" or (", " in name and ", " not in before):
+            lines.append([])
+        lines[-1].append(panel)
+        before = name
+    return lines
+
+
+def _line(panels: list[dict[str, Any]]) -> dict[str, Any]:
+    drawn = [{"name": str(panel.get("name", "")), "svg": panel_svg(panel)} for panel in panels]
+    return {"panels": drawn, "columns": sum(len(panel["values"][0]) for panel in panels)}
+
+
+def _chart(chart: dict[str, Any]) -> dict[str, Any]:
+    name, x, y = (str(chart.get(key, "")) for key in ("name", "x_label", "y_label"))
+    curves = [
+        {
+            "name": str(curve.get("name", "")),
+            "look": series_look(curve, index),
+            "points": [[text_of(value) for value in point] for point in points_of(curve)],
+        }
+        for index, curve in enumerate(chart["curves"])
+    ]
+    drawn = chart_svg(chart, f"{name}: {y} against {x}; arrow keys read its points")
+    joined = bool(chart.get("joined", True))
+    return {"name": name, "svg": drawn, "curves": curves, "x": x, "y": y, "joined": joined}
+
+
+def _networks(record: Record) -> list[dict[str, Any]]:
+    """What the decompiler said of each network: the verdict, what it rests on, and the bound."""
+    return [_network(record, network) for network in record.get("networks") or [] if isinstance(network, dict)]
+
+
+def _network(record: Record, network: dict[str, Any]) -> dict[str, Any]:
+    facts = [(label, text_of(network[key])) for key, label in NETWORK_ROWS if network.get(key) is not None]
+    for key, label in (("hidden", "hidden neurons"), ("pre_readout", "pre-readout neurons")):
+        before, after = network.get(f"{key}_before"), network.get(f"{key}_after")
+        if before is not None:
+            facts.append((label, text_of(before) if after is None else f"{before} → {after}"))
+    bound = network.get("certificate") or {}
+    certificate = None
+    if bound.get("max_abs_error") is not None:
+        scope = f"for every input within ±{text_of(bound.get('input_bound'))} and up to {bound.get('horizon')} steps"
+        certificate = {"error": text_of(bound["max_abs_error"]), "scope": scope}
+    verdict = str(network.get("verdict", "no verdict"))
+    return {
+        "name": str(network.get("name") or _words(record["artifact"])[0]),
+        "budget": record["budget"],
+        "verdict": verdict,
+        "yes": verdict in (LINEAR, DECAYED),
+        "reason": str(network.get("reason") or ""),
+        "facts": facts,
+        "certificate": certificate,
+    }
+
+
+def _provenance(record: Record) -> dict[str, Any]:
+    made: dict[str, Any] = record.get("provenance") or {}
+    settings = {str(key): _short(value) for key, value in (made.get("settings") or {}).items()}
+    return {
+        "label": _words(record["artifact"])[0],
+        "budget": record["budget"],
+        "commit": str(made.get("commit") or "–"),
+        "seeds": _short(made.get("seeds") or []),
+        "seconds": made.get("wall_seconds") and f"{text_of(made['wall_seconds'])} s",
+        "settings": settings,
+        "versions": {str(key): str(value) for key, value in (made.get("versions") or {}).items()},
+    }
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_short(one) for one in value) or "–"
+    return text_of(value)

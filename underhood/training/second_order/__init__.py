@@ -1,0 +1,1 @@
+"""Levenberg–Marquardt in float64, from random weights to machine precision."""
