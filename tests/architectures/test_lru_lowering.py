@@ -7,7 +7,7 @@ import pytest
 
 import underhood as uh
 from tests.tolerance import error
-from underhood.compiler.compile import foretell
+from underhood.compiler.compile import compile_cost
 from underhood.compiler.envelope import Envelope
 from underhood.compiler.targets import ATTENTION, TARGETS
 from underhood.compiler.verify import measure
@@ -118,7 +118,7 @@ def test_large_sources_become_sparse_in_proportion_to_their_weights(to):
     model = way(large, Envelope(4.0, 10, np.dtype(np.float64)), 1).model
     assert isinstance(model.cells[-1].b_real, uh.SparseMatrix)
     assert model.parameters < 5 * large.parameters + 4 * model.hidden
-    assert foretell(uh.random_attention(512, heads=8, d_key=64, rank=64, seed=0), to) is None
+    assert compile_cost(uh.random_attention(512, heads=8, d_key=64, rank=64, seed=0), to) is None
     with pytest.raises(uh.UnderhoodError, match="expected a sparse matrix of at most"):
         densified(model)
 

@@ -7,7 +7,7 @@ import pytest
 
 import underhood as uh
 from tests.compiler.diagonal import DECAYS, attention, holds
-from underhood.compiler.compile import foretell
+from underhood.compiler.compile import compile_cost
 from underhood.compiler.envelope import Envelope
 from underhood.compiler.targets import ATTENTION, TARGETS
 from underhood.compiler.verify import measure
@@ -113,9 +113,9 @@ def test_large_sources_become_sparse_in_proportion_to_their_weights(monkeypatch)
 def test_what_it_takes_is_known_beforehand(monkeypatch):
     used = attention(512, heads=8, d_key=64, rank=64)
     monkeypatch.setattr("underhood.core.memory.available_memory", lambda: 4e9)
-    assert foretell(used, "mamba") is None
+    assert compile_cost(used, "mamba") is None
     with pytest.raises(uh.UnderhoodError, match="not enough memory"):
-        foretell(used, "mamba", sparse=False)
+        compile_cost(used, "mamba", sparse=False)
 
 
 def test_heads_that_decay_have_no_sparse_form():

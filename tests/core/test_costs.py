@@ -9,7 +9,7 @@ import pytest
 
 import underhood as uh
 from underhood.cli import main
-from underhood.compiler.compile import foretell
+from underhood.compiler.compile import compile_cost
 from underhood.compiler.targets import TARGETS
 from underhood.core import costs, memory
 
@@ -38,25 +38,25 @@ def test_every_target_has_its_cost():
 
 def test_only_what_is_long_or_large_is_told(monkeypatch):
     monkeypatch.setitem(costs.COSTS, "dig", costs.Cost((1.0, 2.0), (0.01, 1.0)))
-    assert costs.foretold("dig", 7, "a hole") is None
-    assert costs.foretold("dig", 20, "a hole") == "a hole will take about 6.7 min and 200 MB"
-    assert costs.foretold("dig", 7, "a hole", times=90) == "a hole will take about 74 min and 70 MB"
-    assert costs.foretold("nothing that was measured", 10**6, "a hole") is None
+    assert costs.estimate_cost("dig", 7, "a hole") is None
+    assert costs.estimate_cost("dig", 20, "a hole") == "a hole will take about 6.7 min and 200 MB"
+    assert costs.estimate_cost("dig", 7, "a hole", times=90) == "a hole will take about 74 min and 70 MB"
+    assert costs.estimate_cost("nothing that was measured", 10**6, "a hole") is None
     monkeypatch.setattr(memory, "available_memory", lambda: 1e8)
-    assert costs.foretold("dig", 19, "a hole") is not None  # half of it fits
+    assert costs.estimate_cost("dig", 19, "a hole") is not None  # half of it fits
     with pytest.raises(memory.NotEnoughMemory, match=r"for a hole: it needs at least 105 MB, and 100 MB are free"):
-        costs.foretold("dig", 21, "a hole")
+        costs.estimate_cost("dig", 21, "a hole")
 
 
 def test_compile_is_told_by_d_and_by_heads_and_refused_before_it_allocates(monkeypatch, tmp_path, capsys):
     small = uh.random_attention(3, seed=0)
     monkeypatch.setattr(memory, "available_memory", lambda: 1e15)
-    assert foretell(small, "lstm") is None
-    assert foretell(uh.random_attention(80, seed=0), "gru") is not None
-    assert foretell(uh.random_attention(64, heads=4, seed=0), "mingru") is not None
-    assert foretell(uh.random_attention(64, heads=4, seed=0), "lru-in-out") is None  # sparse
-    assert foretell(uh.random_attention(64, heads=4, seed=0), "lru-in-skip", layers=2) is not None
-    assert foretell(uh.random_attention(64, heads=4, seed=0), "gla") is None
+    assert compile_cost(small, "lstm") is None
+    assert compile_cost(uh.random_attention(80, seed=0), "gru") is not None
+    assert compile_cost(uh.random_attention(64, heads=4, seed=0), "mingru") is not None
+    assert compile_cost(uh.random_attention(64, heads=4, seed=0), "lru-in-out") is None  # sparse
+    assert compile_cost(uh.random_attention(64, heads=4, seed=0), "lru-in-skip", layers=2) is not None
+    assert compile_cost(uh.random_attention(64, heads=4, seed=0), "gla") is None
     uh.save(uh.random_attention(20, seed=0), tmp_path / "a.safetensors")
     monkeypatch.setattr(memory, "available_memory", lambda: 3e6)
     arguments = ["compile", str(tmp_path / "a.safetensors"), "--to", "gru", "--out", str(tmp_path / "b.safetensors")]

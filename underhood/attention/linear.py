@@ -82,7 +82,7 @@ class LinearAttention(AbstractModel):
         state = self._decay()[:, None, None] * state + values[:, :, None] * keys[:, None, :]
         return state, jnp.einsum("hvk,hk->v", state, queries)
 
-    def _shared(self, x: Any) -> Any:
+    def propagate_contributions(self, x: Any) -> Any:
         keys, queries = (np.einsum("td,hkd->thk", x.value, np.asarray(weight)) for weight in (self.w_key, self.w_query))
         values = x.linear(np.asarray(self.w_value).reshape(-1, self.d))
         read = values.remembered(queries, keys, np.broadcast_to(np.log(self._decay()), keys.shape[:2]))

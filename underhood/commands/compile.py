@@ -42,7 +42,7 @@ class Compile:
 
     def run(self) -> int:
         from underhood.compiler.compile import compile as compile_
-        from underhood.compiler.compile import foretell
+        from underhood.compiler.compile import compile_cost
         from underhood.core.files import load, save
         from underhood.core.outputs import MODEL, require_outputs
 
@@ -51,7 +51,7 @@ class Compile:
             name: getattr(self, name) for name in ("layers", "input_bound", "horizon", "order", "dtype", "tolerance")
         }
         source = load(self.source)
-        announce(foretell(source, self.to, self.layers, self.sparse or None))
+        announce(compile_cost(source, self.to, self.layers, self.sparse or None))
         compiled = compile_(source, to=self.to, sparse=self.sparse or None, **settings)
         report = compiled.report
         save(compiled.model, self.out, provenance={"command": "compile", "source": self.source.name, **report})

@@ -43,14 +43,14 @@ class Decompile:
         from underhood.attention.linear import require_attention
         from underhood.core.files import load
         from underhood.core.outputs import MODEL, require_outputs
-        from underhood.interop.foreign import decompile, foretell, is_onnx
+        from underhood.interop.foreign import decompile, decompile_cost, is_onnx
 
         require_seed(self.seed)
         outputs = (self.out, MODEL), (self.reduced, MODEL)
         require_outputs(*outputs, inputs=(self.network, self.against), force=self.force)
         against = None if self.against is None else require_attention(load(self.against))
         network = self.network if is_onnx(self.network) else load(self.network)
-        announce(foretell(network))
+        announce(decompile_cost(network))
         found = decompile(
             network,
             against=against,

@@ -62,7 +62,7 @@ class Probe:
         from underhood.core.files import load
         from underhood.core.outputs import MODEL, require_outputs
         from underhood.decompiler.from_outputs.functions import import_callable, parse_name
-        from underhood.interop.foreign import closeness, foretell, is_onnx, probe
+        from underhood.interop.foreign import closeness, decompile_cost, is_onnx, probe
 
         require_seed(self.seed)
         require_outputs((self.out, MODEL), inputs=(self.against, self.inputs), force=self.force)
@@ -80,7 +80,7 @@ class Probe:
         # Whatever the code prints, on import or when called, is not our answer.
         with contextlib.redirect_stdout(sys.stderr), _shown() as watch:
             function = self.function if onnx else import_callable(self.function)
-            announce(foretell(None, d if d is not None else getattr(function, "d", None)))
+            announce(decompile_cost(None, d if d is not None else getattr(function, "d", None)))
             found = probe(
                 function,
                 d,

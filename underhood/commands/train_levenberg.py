@@ -10,7 +10,7 @@ from typing import Any
 
 from underhood.commands.output import announce, note
 from underhood.commands.train_plan import Plan
-from underhood.core.costs import foretold
+from underhood.core.costs import estimate_cost
 from underhood.core.errors import UnderhoodError
 from underhood.training.tasks.task import AbstractTask
 
@@ -33,7 +33,7 @@ def train_levenberg(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
     require_second_order(task)
     starting_sizes(task.d, plan.hidden, plan.pre_readout)  # refuses sizes before the folder is made
     seeds = "1 seed" if plan.seeds == 1 else f"{plan.seeds} seeds"
-    announce(foretold("levenberg", task.d, f"training d = {task.d}, {seeds}", plan.seeds))
+    announce(estimate_cost("levenberg", task.d, f"training d = {task.d}, {seeds}", plan.seeds))
     folder, rows = RunFolder(plan.out), []
     with folder.locked():
         folder.open(_settings(plan, task), resume=plan.resume, command=plan.command)

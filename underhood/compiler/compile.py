@@ -19,7 +19,7 @@ from underhood.compiler.products import gated_products
 from underhood.compiler.targets import TARGETS, DenseOrSparse, Target, Way, source_kind
 from underhood.compiler.verify import Measured, measure
 from underhood.core.arrays import require_finite
-from underhood.core.costs import COSTS, foretold
+from underhood.core.costs import COSTS, estimate_cost
 from underhood.core.errors import NotConstructible, NotFinite, UnderhoodError
 from underhood.core.memory import NotEnoughMemory
 from underhood.core.model import AbstractModel, as_dtype
@@ -159,7 +159,7 @@ def compile(
     options = {"sparse": sparse} if isinstance(lower, DenseOrSparse) else {}
     if sparse and not options:
         raise UnderhoodError(f"{to} from a {kind} in {chosen} layers has no sparse form", remedy="Leave sparse out.")
-    foretell(source, to, chosen, sparse)
+    compile_cost(source, to, chosen, sparse)
     try:
         lowered = lower(source, envelope, order, **options)
         if not lowered.relative_bound <= SLACK * tolerance:
@@ -189,7 +189,7 @@ def compile(
     return Compiled(model, to, chosen, target.exact, verified, evidence)
 
 
-def foretell(source: Any, to: str, layers: int | None = None, sparse: bool | None = None) -> str | None:
+def compile_cost(source: Any, to: str, layers: int | None = None, sparse: bool | None = None) -> str | None:
     """What compiling will take, in a line, where that is much; refused where there is not the memory for it."""
     if isinstance(source, LinearAttention):
         products = source.heads * min(source.d, source.d_out) * source.w_key.shape[1]
@@ -203,7 +203,7 @@ def foretell(source: Any, to: str, layers: int | None = None, sparse: bool | Non
         name = lower.cost
     elif getattr(source, "heads", 1) > 1 and f"{name}, heads" in COSTS:
         name = f"{name}, heads"
-    return foretold(name, max(source.d, products**0.5), f"compiling {source.kind} with d = {source.d} to {to}")
+    return estimate_cost(name, max(source.d, products**0.5), f"compiling {source.kind} with d = {source.d} to {to}")
 
 
 def _measured(source: Any, lowered: Lowered, envelope: Envelope, tolerance: float) -> tuple[Any, Lowered, Measured]:

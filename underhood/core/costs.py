@@ -69,7 +69,7 @@ def expected(name: str, size: int | float, times: int = 1) -> Expected | None:
     return Expected(times * seconds * size**grows, 1e9 * gigabytes * size**widens)
 
 
-def foretold(name: str, size: int | float, what: str, times: int = 1) -> str | None:
+def estimate_cost(name: str, size: int | float, what: str, times: int = 1) -> str | None:
     """A line to show before the work starts where it is long or large; refused where its memory is not there."""
     cost = expected(name, size, times)
     if cost is None:

@@ -1,8 +1,8 @@
 """The contract that every model keeps: initial_state, step, scan and the call on a whole sequence agree.
 
-What the package knows about an architecture is written in its class, in `cells/`: the fields say which weights may be
-missing, which are recurrent, and which parts have a structure of their own. Files, optimisers, torch, ONNX and pages
-follow from that.
+What the package knows about an architecture is written in its class, in `architectures/<name>/cell.py`: the fields say
+which weights may be missing, which are recurrent, and which parts have a structure of their own. Files, optimisers,
+torch, ONNX and pages follow from that.
 """
 
 from __future__ import annotations
@@ -136,22 +136,60 @@ class AbstractModel(Part):
         state, ys = jax.lax.scan(body, state, xs)
         return ys, state
 
-    def _shown(self, state: Any) -> Array:
-        """What a page shows of the state: all of it, unless a cell knows better."""
+    def display_state(self, state: Any) -> Array:
+        """What a page shows of the state: all of it, unless a cell knows better.
+
+        **Arguments:**
+
+        - `state`: a state, as `step` and `scan` carry it.
+
+        **Returns:**
+
+        A vector of numbers.
+        """
         return jax.numpy.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(state)])
 
-    def _watched(self, state: Any, x: Any) -> dict[str, Any]:
-        """Further arrays for a page to show, from the input and the state that it led to."""
+    def display_extras(self, state: Any, x: Any) -> dict[str, Any]:
+        """Further arrays for a page to show; none, unless a cell has some.
+
+        **Arguments:**
+
+        - `state`: the state that the input led to.
+        - `x`: the input `(d,)`.
+
+        **Returns:**
+
+        Arrays by the name that the page gives them.
+        """
         return {}
 
-    def _disguised(self, signal: Any, random: np.random.Generator) -> tuple[AbstractModel, Any]:
-        """Other weights with the same function on a changed input, a `Signal`, and how its output changed."""
+    def disguise_weights(self, signal: Any, random: np.random.Generator) -> tuple[AbstractModel, Any]:
+        """Other weights with the same function of a changed input; cells without it cannot be disguised.
+
+        **Arguments:**
+
+        - `signal`: how the input was changed, a `Signal` of `layers/gauge.py`.
+        - `random`: what the choices are drawn from.
+
+        **Returns:**
+
+        The changed cell, and how its output changed, a `Signal` again.
+        """
         raise UnderhoodError(
-            f"disguise cannot hide the weights of a {self.kind}", remedy="Its class has no method _disguised."
+            f"disguise cannot hide the weights of a {self.kind}", remedy="Its class has no method disguise_weights."
         )
 
-    def _shared(self, x: Any) -> Any:
-        """How the shares of earlier steps pass through with the gates held, `Shares` to `Shares`; None: not known."""
+    def propagate_contributions(self, x: Any) -> Any:
+        """How the contributions of earlier steps pass through with the gates held at their values.
+
+        **Arguments:**
+
+        - `x`: the contributions to the input, as `Shares` (`layers/shares.py`).
+
+        **Returns:**
+
+        The contributions to the output, as `Shares`; None where a cell does not say, which maps then do without.
+        """
         return None
 
     @property
@@ -161,7 +199,7 @@ class AbstractModel(Part):
 
     @property
     def parameters(self) -> int:
-        """How many numbers the weights are."""
+        """Number of parameters."""
         return sum(np.size(leaf) for leaf in jax.tree.leaves(self) if eqx.is_inexact_array(leaf))
 
     def initial_state(self) -> State:

@@ -47,7 +47,7 @@ class _Weights:
 def disguise(model: Any, *, seed: int = 0) -> Any:
     """A network with other weights, more neurons and the same function.
 
-    `model`: a gated RNN of Eq. 2, or a stack of cells that say how (`_disguised`). `seed`: of the change.
+    `model`: a gated RNN of Eq. 2, or a stack of cells that say how (`disguise_weights`). `seed`: of the change.
     """
     if seed < 0:
         raise UnderhoodError("expected a seed of 0 or more", seed)

@@ -15,6 +15,6 @@ def disguise_stack(model: Stack, random: np.random.Generator) -> Stack:
     embedding = Linear(signal.of(model.embedding.weight), signal.of(model.embedding.bias))
     cells = []
     for cell in model.cells:
-        cell, signal = cell._disguised(signal, random)
+        cell, signal = cell.disguise_weights(signal, random)
         cells.append(cell)
     return Stack(embedding, tuple(cells), Linear(signal.read(model.readout.weight), np.asarray(model.readout.bias)))

@@ -46,7 +46,7 @@ def attention_map(
     The first of them that the model has is taken unless one is named. LSTM and GRU have a frozen map: with their gates
     and tanh(u)/u held they are linear in their candidates. So all of the output is told, and a compiled network shows
     the attention that it holds, which the slopes of its products would count twice. A model of another package without
-    `_shared` has its Jacobian. Biases count to the step that adds them.
+    `propagate_contributions` has its Jacobian. Biases count to the step that adds them.
     """
     _check(model, reduce, kind)
     with _settings(model):
@@ -117,7 +117,7 @@ def _layer(model: Any, xs: np.ndarray, layer: Any) -> tuple[AbstractModel, np.nd
 def _shares(model: AbstractModel, xs: np.ndarray, kind: Kind | None) -> tuple[Shares, Kind]:
     if kind != "jacobian":
         by_value = kind != "frozen" and len(_cells(model)) == 1
-        shares: Shares | None = model._shared(Shares.of(xs, by_value=by_value))
+        shares: Shares | None = model.propagate_contributions(Shares.of(xs, by_value=by_value))
         is_exact = shares is not None and by_value and not shares.held
         if shares is not None and not (kind == "exact" and not is_exact):
             return shares, "exact" if is_exact else "frozen"

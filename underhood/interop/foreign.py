@@ -14,7 +14,7 @@ import numpy as np
 
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.attention.linear import LinearAttention
-from underhood.core.costs import foretold
+from underhood.core.costs import estimate_cost
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import AbstractModel
 from underhood.core.threads import threads_for
@@ -25,14 +25,14 @@ from underhood.decompiler.result import Found
 from underhood.explain import in_context as algorithms
 
 
-def foretell(model: Any, d: int | None = None) -> str | None:
+def decompile_cost(model: Any, d: int | None = None) -> str | None:
     """What `decompile` or, of a callable with d inputs, `probe` will take, where that is known and much."""
     if isinstance(model, GatedRNN):
         # A network of the fewest neurons has d(d + 3)/2; one with more is as much work as that of a larger d.
         what = f"decompiling {model.hidden} neurons with d = {model.d}"
-        return foretold("decompile", max(model.d, (2 * model.hidden) ** 0.5), what)
+        return estimate_cost("decompile", max(model.d, (2 * model.hidden) ** 0.5), what)
     d = getattr(model, "d", None) if d is None else d
-    return foretold("probe", d, f"probing d = {d}") if isinstance(d, int) and d > 0 else None
+    return estimate_cost("probe", d, f"probing d = {d}") if isinstance(d, int) and d > 0 else None
 
 
 def decompile(

@@ -72,7 +72,7 @@ class Program:
                     left.append(op)
         return dataclasses.replace(self, ops=tuple(left), weights={}, values=values)
 
-    def without_shown(self) -> Program:
+    def withoutdisplay_state(self) -> Program:
         """Only what the output and the next state need."""
         needed, kept = {self.y, *self.following}, []
         for op in reversed(self.ops):
@@ -181,8 +181,8 @@ def shown_by(model: AbstractModel, state: Any, x: Any) -> dict[str, Any]:
     """What a page draws: the state of each layer, and what the model itself wants watched."""
     cells = getattr(model, "cells", None)
     if cells is None:
-        return {"layer 0": model._shown(state), **model._watched(state, x)}
-    return {f"layer {i}": cell._shown(one) for i, (cell, one) in enumerate(zip(cells, state, strict=True))}
+        return {"layer 0": model.display_state(state), **model.display_extras(state, x)}
+    return {f"layer {i}": cell.display_state(one) for i, (cell, one) in enumerate(zip(cells, state, strict=True))}
 
 
 def names_of(model: AbstractModel) -> list[str]:

@@ -1,8 +1,8 @@
 """x_t = own_t + Σ_{s<t} past[t, s]: a signal as a sum of what each step gave to it, carried through a layer.
 
-A layer with its gates held at their values is linear: its `_shared` says how each step's share passes through, in the
-operations below, which are those of its `_scan`. What a step adds by itself, such as a bias, is its own. Activations
-become factors, f(u) − f(0) = ((f(u) − f(0))/u) u. Where both factors of a product a ⊙ b have shares,
+A layer with its gates held at their values is linear: its `propagate_contributions` says how each step's share passes
+through, in the operations below, which are those of its `_scan`. What a step adds by itself, such as a bias, is its
+own. Activations become factors, f(u) − f(0) = ((f(u) − f(0))/u) u. Where both factors of a product a ⊙ b have shares,
 
     own_t = a_t ⊙ b_t,   past[t, s] = a_s ⊙ (b_t + ½ Σ_{r<t} b_r) + b_s ⊙ (a_t + ½ Σ_{r<t} a_r):
 
@@ -196,8 +196,8 @@ class Shares:
 
     def activated(self, function: Callable[[Any], Any]) -> Shares:
         """f(x) with f(x) − f(0) = (f(x) − f(0))/x ⊙ x held; f(0) is its step's own."""
-        nought, gain = _secant(function, np.zeros_like(self.value), self.value)
-        return replace(self.scaled(gain).plus(nought), held=self.held or self.past is not None)
+        at_zero, gain = _secant(function, np.zeros_like(self.value), self.value)
+        return replace(self.scaled(gain).plus(at_zero), held=self.held or self.past is not None)
 
     def opened(self, function: Callable[[Any], Any]) -> Shares:
         """f(x) as a factor: f of what is its own step's, and the rest in the shares of the past of x."""

@@ -132,7 +132,7 @@ class GatedDeltaNet(AbstractMemoryCell):
         signals = Signals(q * self.d_key**-0.5, written, by_head(v, self.heads), log_decay, forgotten, k)
         return signals, z, past
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         signals, opened = self._gates(x.signal)
         keys, each = 2 * self.d_key, self.heads // self.key_heads * self.d_value
         rows = np.arange(self.in_proj_qkvz.rows).reshape(self.key_heads, -1)[:, keys : keys + each].reshape(-1)

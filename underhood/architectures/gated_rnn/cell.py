@@ -104,7 +104,7 @@ class _AbstractGatedRNN(AbstractModel):
     def _initial_state(self: Any) -> Float[Array, " n"]:
         return jnp.zeros(self.hidden, self.dtype)
 
-    def _watched(self: Any, state: Float[Array, " n"], x: Float[Array, " d"]) -> dict[str, Float[Array, "3 _"]]:
+    def display_extras(self: Any, state: Float[Array, " n"], x: Float[Array, " d"]) -> dict[str, Float[Array, "3 _"]]:
         return {
             "input": jnp.stack(self.input_gating.branches(append_one(x))),
             "output": jnp.stack(self.output_gating.branches(state)),
@@ -176,7 +176,7 @@ class GatedRNN(_AbstractGatedRNN):
         state = self.lambda_ * state + self.input_gating(append_one(x))
         return state, self._output(state)
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         return self._read(self._entering(x).accumulated(-np.exp(self.nu)))
 
     def _scan(
@@ -215,7 +215,7 @@ class DenseGatedRNN(_AbstractGatedRNN):
         state = self.recurrence @ state + self.input_gating(append_one(x))
         return state, self._output(state)
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         return self._read(self._entering(x).recurrent(0, 1, self.recurrence, 1))
 
     def _scan(

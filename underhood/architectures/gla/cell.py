@@ -86,7 +86,7 @@ class GLA(AbstractMemoryCell):
         log_decay = jax.nn.log_sigmoid(self.gk_proj(xs)) / self.gate_logit_normalizer
         return Signals(q * q.shape[2] ** -0.5, k, v, by_head(log_decay, self.heads))
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         signals, opened = self._gates(x.signal)
         read = self.v_proj.shared(x).remembered(*signals.gates)
         return self.o_proj.shared(self.g_norm.shared(read, self.heads).scaled(opened))

@@ -166,7 +166,7 @@ class Griffin(AbstractModel):
         h = a[0] * h + gated[0] * (1 + seen * (scale[0] - 1))
         return (past, h, jnp.ones_like(seen)), self.linear_out(branch[0] * h)
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         u = x.linear(self.linear_x.weight, self.linear_x.bias).banded(self.conv_1d)
         gain, log_a, branch = self._gates(x.signal, u.signal)
         states = u.scaled(gain).accumulated(log_a)

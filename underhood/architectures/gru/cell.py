@@ -69,7 +69,7 @@ class GRU(AbstractGates):
     def _initial_state(self) -> Float[Array, " n"]:
         return jnp.zeros(self.hidden, self.dtype)
 
-    def _disguised(self, signal: Signal, random: np.random.Generator) -> tuple[GRU, Signal]:
+    def disguise_weights(self, signal: Signal, random: np.random.Generator) -> tuple[GRU, Signal]:
         *weights, neurons = disguised_gates(self, CANDIDATE, signal, random)
         b_hn = None if self.b_hn is None else neurons.of(self.b_hn)
         return GRU(*weights, b_hn, self.reset), neurons
@@ -90,7 +90,7 @@ class GRU(AbstractGates):
     def _step(self, state: Float[Array, " n"], x: Float[Array, " d"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         return self._driven_step(state, self.u @ x + self.b)
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         """r, z and e = tanh(·)/· held: h_t = (1 − z) h_{t-1} + z e (U x + b + V (r ⊙ h_{t-1}))."""
         keep, gain, outside, inside, constant = self._held(x.signal)
         driven = x.linear(self.u[CANDIDATE], self.b[CANDIDATE]).plus(constant).scaled(gain)

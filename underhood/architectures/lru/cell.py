@@ -145,7 +145,7 @@ class LRU(AbstractModel):
         read = apply(self.c_real, real) - apply(self.c_imag, imag) + apply(self.skip, u)
         return glu(self.output_gating, x if self.form == "in-skip" else read, read)
 
-    def _disguised(self, signal: Signal, random: np.random.Generator) -> tuple[LRU, Signal]:
+    def disguise_weights(self, signal: Signal, random: np.random.Generator) -> tuple[LRU, Signal]:
         """Neurons permuted and scaled; outputs permuted, some with their sign flipped in the linear branch."""
         neurons = Signal.random(random, self.hidden)
         outputs = Signal.random(random, self.d_out, SIGNS)
@@ -179,7 +179,7 @@ class LRU(AbstractModel):
         state = along * real - across * imag + into_real, along * imag + across * real + into_imag
         return state, self._output(*state, u, x)
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         u = x if self.input_gating is None else _glu_shared(self.input_gating, x, x)
         gamma = np.exp(np.asarray(self.gamma_log))[:, None]
         states = u.linear(gamma * (dense(self.b_real) + 1j * dense(self.b_imag)))

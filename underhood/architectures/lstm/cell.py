@@ -61,10 +61,10 @@ class LSTM(AbstractGates):
     def _initial_state(self) -> LSTMState:
         return jnp.zeros(self.hidden, self.dtype), jnp.zeros(self.hidden, self.dtype)
 
-    def _shown(self, state: LSTMState) -> Float[Array, " n"]:
+    def display_state(self, state: LSTMState) -> Float[Array, " n"]:
         return state[1]
 
-    def _disguised(self, signal: Signal, random: np.random.Generator) -> tuple[LSTM, Signal]:
+    def disguise_weights(self, signal: Signal, random: np.random.Generator) -> tuple[LSTM, Signal]:
         *weights, neurons = disguised_gates(self, CANDIDATE, signal, random)
         return LSTM(*weights), neurons
 
@@ -79,7 +79,7 @@ class LSTM(AbstractGates):
     def _step(self, state: LSTMState, x: Float[Array, " d"]) -> tuple[LSTMState, Float[Array, " n"]]:
         return self._driven_step(state, self.u @ x + self.b)
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         """f, g, o and r = tanh(·)/· of both tanh held: c_t = f c_{t-1} + g r (U x + b + V h_{t-1}), h = o r c."""
         forget, gain, opened, fed_back = _held(self, x.signal)
         driven = x.linear(self.u[CANDIDATE], self.b[CANDIDATE]).scaled(gain)

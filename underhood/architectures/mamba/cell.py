@@ -134,7 +134,7 @@ class Mamba(AbstractModel):
         h, read = _remember(-jnp.exp(self.a_log.T), h, self._selected(u))
         return (past, h), self._output(read, u, z)
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         channels, bias = len(self.skip), None if self.in_bias is None else np.asarray(self.in_bias)[: len(self.skip)]
         u = x.linear(dense(self.in_proj)[:channels], bias).banded(self.conv1d).activated(jax.nn.silu)
         *gates, opened = self._gates(x.signal, u.signal)

@@ -121,7 +121,7 @@ class Mamba2(AbstractMemoryCell):
         signals = Signals(c, step[:, :, None] * b, by_head(x, self.heads), -jnp.exp(self.A_log)[None] * step)
         return signals, z, past
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         signals, opened = self._gates(x.signal)
         inner = self.out_proj.columns
         values = self.in_proj[inner : 2 * inner].shared(x).banded(self.conv1d[:inner]).activated(jax.nn.silu)

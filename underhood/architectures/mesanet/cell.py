@@ -119,7 +119,7 @@ class MesaNet(AbstractMemoryCell):
         outputs, memory = memory_scan(memory, signals)
         return self.o_proj(flat(self.o_norm(outputs[:, :, self._d_key :]))), (*pasts, memory)
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         read = self.v_proj.shared(x).remembered(*self._gates(x.signal))
         return self.o_proj.shared(self.o_norm.shared(read, self.heads))
 

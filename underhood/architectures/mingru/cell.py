@@ -80,7 +80,7 @@ class MinGRU(AbstractModel):
         state = keep * state + add
         return state, self._output(state)
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         weight, gates = np.split(np.asarray(self.to_hidden_and_gate), 2)
         candidate, (opened, log_keep) = x.linear(weight), _gates(x.signal @ gates.T)
         if self.candidate == "positive":

@@ -121,7 +121,7 @@ class MLSTM(AbstractMemoryCell):
         gated = (flat(self.outnorm(h)) + self.learnable_skip[None] * u) * jax.nn.silu(z)
         return self.proj_down(gated), (past, memory, scales[-1])
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         signals, opened, inverse = self._gates(x.signal)
         raised = self.proj_up[: len(self.learnable_skip)].shared(x)
         h = self.outnorm.shared(self.v_proj.shared(raised).remembered(*signals.gates).scaled(inverse), self.heads)

@@ -121,7 +121,7 @@ class RWKV7(AbstractMemoryCell):
         gated = flat(self.g_norm(outputs) + now) * self.g_lora(mixed(self.x_g))
         return self.o_proj(gated), (xs[-1], memory)
 
-    def _shared(self, x: Shares) -> Shares:
+    def propagate_contributions(self, x: Shares) -> Shares:
         signals, bonus, opened = self._gates(x.signal)
         share = np.asarray(self.x_v)
         values = self.v_proj.shared(x.banded(Convolution(np.stack([share, 1 - share], axis=1))))

@@ -75,10 +75,10 @@ class Stack(AbstractModel):
             states.append(cell_state)
         return self.readout(signal), tuple(states)
 
-    def _shared(self, x: Any) -> Any:
+    def propagate_contributions(self, x: Any) -> Any:
         signal = x.linear(self.embedding.weight, self.embedding.bias)
         for cell in self.cells:
-            signal = cell._shared(signal)
+            signal = cell.propagate_contributions(signal)
             if signal is None:
                 return None
         return signal.linear(self.readout.weight, self.readout.bias)
