@@ -9,25 +9,14 @@ of the readout make every one of these forms show in some output.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
 from jaxtyping import Float
 
+from underhood.algebra.gated import GatedArrays
 from underhood.algebra.quadratic import Array, product_forms
 from underhood.algebra.subspaces import factor, independent_rows, intersect, numerical_rank, row_space
-
-
-class GatedWeights(NamedTuple):
-    """Eq. 2 as arrays: h_t = λ ⊙ h_{t-1} + (W_m x̃) ⊙ (W_x x̃);  y = D [(L h) ⊙ (R h)]."""
-
-    w_m: Float[Array, "n d1"]
-    w_x: Float[Array, "n d1"]
-    lambda_: Float[Array, " n"]
-    left: Float[Array, "m n"]
-    right: Float[Array, "m n"]
-    readout: Float[Array, "d_o m"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +49,7 @@ class KeyValueForm:
         return product_forms(self.values, self.keys)
 
     @property
-    def gated(self) -> GatedWeights:
+    def gated(self) -> GatedArrays:
         """Memory neurons (λ = decay) first, then query neurons (λ = 0), which read x times the constant 1."""
         memory, queries, products = self.memory, len(self.queries), self.products
         w_m, w_x = np.zeros((2, memory + queries, self.d + 1))
@@ -68,7 +57,8 @@ class KeyValueForm:
         w_m[memory:, :-1], w_x[memory:, -1] = self.queries, 1.0
         left, right = np.zeros((2, products, memory + queries))
         left[:, :memory], right[:, memory:] = self.reads, self.asks
-        return GatedWeights(w_m, w_x, np.append(self.decay, np.zeros(queries)), left, right, self.readout)
+        lambda_ = np.append(self.decay, np.zeros(queries))
+        return GatedArrays(lambda_, left, right, self.readout, w_m=w_m, w_x=w_x)
 
 
 def stack_forms(forms: list[KeyValueForm]) -> KeyValueForm:

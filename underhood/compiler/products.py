@@ -15,7 +15,6 @@ from jaxtyping import Float
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.compiler.envelope import Envelope, positive
 from underhood.compiler.linearise import Linearisation
-from underhood.layers.linear import dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +99,10 @@ class GatedProducts:
 
 def gated_products(source: GatedRNN, envelope: Envelope) -> GatedProducts:
     """Bounds on every signal of `source` for inputs within the envelope, in float64."""
-    w_in_m, w_in_x = (_float64(matrix) for matrix in (source.input_gating.w_m, source.input_gating.w_x))
-    w_out_m, w_out_x = (_float64(matrix) for matrix in (source.output_gating.w_m, source.output_gating.w_x))
-    lambda_, readout = np.asarray(source.lambda_, np.float64), _float64(source.readout)
-    inputs = split_products(w_in_m, w_in_x, envelope.affine(w_in_m), envelope.affine(w_in_x), constant_column=True)
+    weights = source.arrays
+    branches = weights.w_m, weights.w_x
+    lambda_, readout = weights.lambda_, weights.readout
+    inputs = split_products(*branches, *map(envelope.affine, branches), constant_column=True)
     state_bounds = inputs.bounds * envelope.steps(lambda_)
 
     def reading(rows: np.ndarray) -> np.ndarray:
@@ -112,9 +111,6 @@ def gated_products(source: GatedRNN, envelope: Envelope) -> GatedProducts:
         as_input = (rows[:, through_x] * inputs.constants[through_x]) @ inputs.values[through_x]
         return np.abs(rows[:, ~through_x]) @ state_bounds[~through_x] + envelope.affine(as_input)
 
-    outputs = split_products(w_out_m, w_out_x, reading(w_out_m), reading(w_out_x), constant_column=False)
+    reads = weights.left, weights.right
+    outputs = split_products(*reads, *map(reading, reads), constant_column=False)
     return GatedProducts(inputs, lambda_, outputs, readout, state_bounds, np.abs(readout) @ outputs.bounds)
-
-
-def _float64(matrix: object) -> np.ndarray:
-    return dense(matrix).astype(np.float64)

@@ -14,33 +14,23 @@ arithmetic, and to rounding in floating point:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
-from underhood.architectures.gated_rnn.cell import DenseGatedRNN, GatedRNN, Gating, nu_of
+from underhood.algebra.gated import GatedArrays
+from underhood.architectures.gated_rnn.cell import DenseGatedRNN, GatedRNN
 from underhood.architectures.stack.cell import Stack
 from underhood.core.arrays import require_finite
 from underhood.core.errors import NotFinite, UnderhoodError
-from underhood.decompiler.disguise_stack import disguise_stack
-from underhood.layers.linear import dense
+from underhood.layers.gauge import Signal
+from underhood.layers.linear import Linear
 
 Array = np.ndarray
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """The arrays of a gated RNN, while they change."""
-
-    w_m: Float[Array, "n d1"]
-    w_x: Float[Array, "n d1"]
-    nu: Float[Array, " n"]
-    left: Float[Array, "m n"]
-    right: Float[Array, "m n"]
-    readout: Float[Array, "d_out m"]
 
 
 @np.errstate(all="ignore")  # what overflows is refused below
@@ -51,7 +41,7 @@ def disguise(model: Any, *, seed: int = 0) -> Any:
     """
     if seed < 0:
         raise UnderhoodError("expected a seed of 0 or more", seed)
-    kinds = {Stack: disguise_stack, DenseGatedRNN: _disguise_dense, GatedRNN: _disguise_diagonal}
+    kinds = {Stack: _disguise_stack, DenseGatedRNN: _disguise_dense, GatedRNN: _disguise_diagonal}
     change = next((change for kind, change in kinds.items() if isinstance(model, kind)), None)
     if change is None:
         raise UnderhoodError(
@@ -70,52 +60,41 @@ def disguise(model: Any, *, seed: int = 0) -> Any:
 
 
 def _disguise_diagonal(model: GatedRNN, random: np.random.Generator) -> GatedRNN:
-    weights = _weights_of(model)
+    weights = _finite(model.arrays)
     working = (_copies, _mix_queries, _mix_memory, _spread, _share) if len(weights.left) else ()
     for change in (*working, _dead, _gauge, _permute):
         weights = change(weights, random)
-    dtype = model.dtype
-    return GatedRNN(
-        Gating(weights.w_m.astype(dtype), weights.w_x.astype(dtype)),
-        weights.nu.astype(dtype),
-        Gating(weights.left.astype(dtype), weights.right.astype(dtype)),
-        weights.readout.astype(dtype),
-    )
+    return GatedRNN.from_arrays(weights, model.dtype)
 
 
-def _weights_of(model: Any) -> _Weights:
-    gatings = [
-        dense(branch) for gating in (model.input_gating, model.output_gating) for branch in (gating.w_m, gating.w_x)
-    ]
-    arrays = [*gatings[:2], getattr(model, "nu", np.zeros(model.hidden)), *gatings[2:], dense(model.readout)]
-    for array in arrays:
-        require_finite("the network", array)
-    return _Weights(*(np.asarray(array, np.float64) for array in arrays))
+def _finite(weights: GatedArrays) -> GatedArrays:
+    for field in dataclasses.fields(weights):
+        require_finite("the network", getattr(weights, field.name))
+    return weights
 
 
 def _disguise_dense(model: DenseGatedRNN, random: np.random.Generator) -> DenseGatedRNN:
     """Permuted neurons and the gauge of both gatings: more would need a recurrence to match."""
-    weights = _weights_of(model)
+    gatings = GatedRNN(model.input_gating, np.zeros(model.hidden, model.dtype), model.output_gating, model.readout)
     order = random.permutation(model.hidden)
+    weights = _finite(gatings.arrays).keep(order)
     recurrence = np.asarray(model.recurrence, np.float64)[np.ix_(order, order)]
-    weights = _Weights(
-        weights.w_m[order],
-        weights.w_x[order],
-        weights.nu,
-        weights.left[:, order],
-        weights.right[:, order],
-        weights.readout,
-    )
+    require_finite("the network", recurrence)
     scale = _factors(random, model.hidden)
     recurrence = recurrence * scale[:, None] / scale[None, :]
-    weights = _rows_gauge(_neurons_gauge(weights, random, scale), random)
-    dtype = model.dtype
-    return DenseGatedRNN(
-        Gating(weights.w_m.astype(dtype), weights.w_x.astype(dtype)),
-        recurrence.astype(dtype),
-        Gating(weights.left.astype(dtype), weights.right.astype(dtype)),
-        weights.readout.astype(dtype),
-    )
+    changed = GatedRNN.from_arrays(_rows_gauge(_neurons_gauge(weights, random, scale), random), model.dtype)
+    return DenseGatedRNN(changed.input_gating, recurrence.astype(model.dtype), changed.output_gating, changed.readout)
+
+
+def _disguise_stack(model: Stack, random: np.random.Generator) -> Stack:
+    """A stack with other weights and the same function."""
+    signal = Signal.random(random, model.cells[0].d)
+    embedding = Linear(signal.of(model.embedding.weight), signal.of(model.embedding.bias))
+    cells = []
+    for cell in model.cells:
+        cell, signal = cell.disguise_weights(signal, random)
+        cells.append(cell)
+    return Stack(embedding, tuple(cells), Linear(signal.read(model.readout.weight), np.asarray(model.readout.bias)))
 
 
 def _factors(random: np.random.Generator, size: int) -> Float[Array, " k"]:
@@ -129,26 +108,26 @@ def _invertible(random: np.random.Generator, size: int) -> Float[Array, "k k"]:
     return first * _factors(random, size) @ second
 
 
-def _copies(weights: _Weights, random: np.random.Generator) -> _Weights:
+def _copies(weights: GatedArrays, random: np.random.Generator) -> GatedArrays:
     """left_i h_i = (1−β) left_i h_i + (β/α) left_i (α h_i)."""
-    count = max(1, len(weights.nu) // 4)
-    chosen = random.choice(len(weights.nu), count, replace=False)
+    count = max(1, weights.hidden // 4)
+    chosen = random.choice(weights.hidden, count, replace=False)
     scale, share = _factors(random, count), random.uniform(0.2, 0.8, (2, count))
     left, right = weights.left.copy(), weights.right.copy()
     more_left, more_right = left[:, chosen] * share[0] / scale, right[:, chosen] * share[1] / scale
     left[:, chosen] *= 1 - share[0]
     right[:, chosen] *= 1 - share[1]
-    return _Weights(
-        np.concatenate([weights.w_m, weights.w_m[chosen] * scale[:, None]]),
-        np.concatenate([weights.w_x, weights.w_x[chosen]]),
-        np.append(weights.nu, weights.nu[chosen]),
+    return GatedArrays(
+        np.append(weights.lambda_, weights.lambda_[chosen]),
         np.concatenate([left, more_left], axis=1),
         np.concatenate([right, more_right], axis=1),
         weights.readout,
+        w_m=np.concatenate([weights.w_m, weights.w_m[chosen] * scale[:, None]]),
+        w_x=np.concatenate([weights.w_x, weights.w_x[chosen]]),
     )
 
 
-def _mix(weights: _Weights, group: Array, branch: Array, other: Array, random: np.random.Generator) -> _Weights:
+def _mix(weights: GatedArrays, group: Array, branch: Array, other: Array, random: np.random.Generator) -> GatedArrays:
     """(branch_i·x)(other·x) for i in the group: branch → P branch, and the readings follow with P⁻¹."""
     matrix = _invertible(random, len(group))
     w_m, w_x = weights.w_m.copy(), weights.w_x.copy()
@@ -159,9 +138,9 @@ def _mix(weights: _Weights, group: Array, branch: Array, other: Array, random: n
     return replace(weights, w_m=w_m, w_x=w_x, left=left, right=right)
 
 
-def _mix_queries(weights: _Weights, random: np.random.Generator) -> _Weights:
+def _mix_queries(weights: GatedArrays, random: np.random.Generator) -> GatedArrays:
     """Forget neurons with a constant branch hold linear forms; any invertible mixture of them does."""
-    forgets = np.exp(-np.exp(weights.nu)) == 0
+    forgets = weights.lambda_ == 0
     through_x = forgets & ~weights.w_x[:, :-1].any(axis=1)
     through_m = forgets & ~weights.w_m[:, :-1].any(axis=1) & ~through_x
     group = np.flatnonzero(through_x | through_m)
@@ -174,11 +153,11 @@ def _mix_queries(weights: _Weights, random: np.random.Generator) -> _Weights:
     return _mix(weights, group, linear * constant[:, None], one, random)
 
 
-def _mix_memory(weights: _Weights, random: np.random.Generator) -> _Weights:
+def _mix_memory(weights: GatedArrays, random: np.random.Generator) -> GatedArrays:
     """Σ_j P_ij (v·x)(k_j·x) = (v·x)((P k)_i·x): memory neurons with the same w_m, as those of Figure 1."""
-    keys = np.concatenate([weights.w_m, weights.nu[:, None]], axis=1)
+    keys = np.concatenate([weights.w_m, weights.lambda_[:, None]], axis=1)
     _, inverse = np.unique(keys, axis=0, return_inverse=True)
-    memory = np.exp(-np.exp(weights.nu)) > 0
+    memory = weights.lambda_ > 0
     for value in np.unique(inverse):
         group = np.flatnonzero((inverse == value) & memory)
         if len(group) > 1 and weights.w_m[group[0]].any():
@@ -187,7 +166,7 @@ def _mix_memory(weights: _Weights, random: np.random.Generator) -> _Weights:
     return weights
 
 
-def _spread(weights: _Weights, random: np.random.Generator) -> _Weights:
+def _spread(weights: GatedArrays, random: np.random.Generator) -> GatedArrays:
     """u vᵀ as a sum of other rank-one kernels with the same readout: B.2 in the other direction."""
     lefts, rights, columns = [], [], []
     states = np.abs(weights.w_m).max(axis=1) * np.abs(weights.w_x).max(axis=1)  # about how large they get
@@ -217,7 +196,7 @@ def _balance(first: Array, second: Array) -> float:
     return factor if np.isfinite(factor) and factor > 0 else 1.0
 
 
-def _share(weights: _Weights, random: np.random.Generator) -> _Weights:
+def _share(weights: GatedArrays, random: np.random.Generator) -> GatedArrays:
     """One row twice, with the readout split between the two."""
     chosen = random.choice(len(weights.left), max(1, len(weights.left) // 8), replace=False)
     share = random.uniform(0.2, 0.8, (len(weights.readout), len(chosen)))
@@ -232,13 +211,13 @@ def _share(weights: _Weights, random: np.random.Generator) -> _Weights:
     )
 
 
-def _dead(weights: _Weights, random: np.random.Generator) -> _Weights:
+def _dead(weights: GatedArrays, random: np.random.Generator) -> GatedArrays:
     """Neurons that are not read, neurons that hold nothing but are read, rows that do not reach the output."""
     inputs, rows = weights.w_m.shape[1], len(weights.left)
     unread, empty = int(random.integers(1, 4)), int(random.integers(1, 3))
     w_m = np.concatenate([weights.w_m, random.standard_normal((unread, inputs)), np.zeros((empty, inputs))])
     w_x = np.concatenate([weights.w_x, random.standard_normal((unread + empty, inputs))])
-    nu = np.concatenate([weights.nu, nu_of(random.choice([0.0, 0.3, 0.9, 1.0], unread + empty))])
+    lambda_ = np.append(weights.lambda_, random.choice([0.0, 0.3, 0.9, 1.0], unread + empty))
 
     def widened(matrix: Array) -> Array:
         return np.concatenate([matrix, np.zeros((rows, unread)), random.standard_normal((rows, empty))], axis=1)
@@ -246,22 +225,22 @@ def _dead(weights: _Weights, random: np.random.Generator) -> _Weights:
     lost = int(random.integers(1, 4))
     left, right = widened(weights.left), widened(weights.right)
     more = random.standard_normal((2, lost, left.shape[1]))
-    return _Weights(
-        w_m,
-        w_x,
-        nu,
+    return GatedArrays(
+        lambda_,
         np.concatenate([left, more[0]]),
         np.concatenate([right, more[1]]),
         np.concatenate([weights.readout, np.zeros((len(weights.readout), lost))], axis=1),
+        w_m=w_m,
+        w_x=w_x,
     )
 
 
-def _gauge(weights: _Weights, random: np.random.Generator) -> _Weights:
-    weights = _neurons_gauge(weights, random, _factors(random, len(weights.nu)))
+def _gauge(weights: GatedArrays, random: np.random.Generator) -> GatedArrays:
+    weights = _neurons_gauge(weights, random, _factors(random, weights.hidden))
     return _rows_gauge(weights, random)
 
 
-def _neurons_gauge(weights: _Weights, random: np.random.Generator, scale: Array) -> _Weights:
+def _neurons_gauge(weights: GatedArrays, random: np.random.Generator, scale: Array) -> GatedArrays:
     """h → scale ⊙ h, the scale shared between the branches of g_in; branches swapped at random."""
     part, swap = _factors(random, len(scale)), random.random(len(scale)) < 0.5
     w_m, w_x = weights.w_m * part[:, None], weights.w_x * (scale / part)[:, None]
@@ -274,7 +253,7 @@ def _neurons_gauge(weights: _Weights, random: np.random.Generator, scale: Array)
     )
 
 
-def _rows_gauge(weights: _Weights, random: np.random.Generator) -> _Weights:
+def _rows_gauge(weights: GatedArrays, random: np.random.Generator) -> GatedArrays:
     """(αl·h)(βr·h) read with D/(αβ); branches swapped and rows permuted at random."""
     rows = len(weights.left)
     first, second, swap = _factors(random, rows), _factors(random, rows), random.random(rows) < 0.5
@@ -288,13 +267,5 @@ def _rows_gauge(weights: _Weights, random: np.random.Generator) -> _Weights:
     )
 
 
-def _permute(weights: _Weights, random: np.random.Generator) -> _Weights:
-    order = random.permutation(len(weights.nu))
-    return replace(
-        weights,
-        w_m=weights.w_m[order],
-        w_x=weights.w_x[order],
-        nu=weights.nu[order],
-        left=weights.left[:, order],
-        right=weights.right[:, order],
-    )
+def _permute(weights: GatedArrays, random: np.random.Generator) -> GatedArrays:
+    return weights.keep(random.permutation(weights.hidden))

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from underhood.algebra.gated import GatedArrays
 from underhood.core.arrays import ANY, DType, precision_of, require_shape
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import AbstractModel, Part, architecture, part, tensor
 from underhood.layers.draws import uniform
-from underhood.layers.linear import Matrix, apply, lecun_normal
+from underhood.layers.linear import Matrix, apply, dense, lecun_normal
 from underhood.layers.scan import diagonal_scan
 from underhood.layers.shares import Shares
 
@@ -149,6 +150,27 @@ class GatedRNN(_AbstractGatedRNN):
         return cls(input_gating, nu_of(lambda_), output_gating, readout)
 
     @classmethod
+    def from_arrays(cls, arrays: GatedArrays, dtype: DType = np.float64) -> GatedRNN:
+        """The network with these arrays as weights."""
+        w_m, w_x, left, right, readout = (
+            array.astype(dtype) for array in (arrays.w_m, arrays.w_x, arrays.left, arrays.right, arrays.readout)
+        )
+        nu = nu_of(np.asarray(arrays.lambda_, np.float64)).astype(dtype)
+        return cls(Gating(w_m, w_x), nu, Gating(left, right), readout)
+
+    @property
+    def arrays(self) -> GatedArrays:
+        """The weights in float64, with λ as the network computes it in its own dtype."""
+        with np.errstate(under="ignore", over="ignore"):  # λ of exactly 0 underflows
+            lambda_ = np.exp(-np.exp(np.asarray(self.nu))).astype(np.float64)
+        return GatedArrays(
+            lambda_,
+            *_float64(self.output_gating),
+            dense(self.readout).astype(np.float64),
+            **dict(zip(("w_m", "w_x"), _float64(self.input_gating), strict=True)),
+        )
+
+    @classmethod
     def random(
         cls,
         *,
@@ -184,6 +206,10 @@ class GatedRNN(_AbstractGatedRNN):
     ) -> tuple[Float[Array, "t d_o"], Float[Array, " n"]]:
         states = diagonal_scan(self.lambda_, self.input_gating(append_one(xs)), state)
         return self._output(states), states[-1]
+
+
+def _float64(gating: Gating) -> tuple[np.ndarray, np.ndarray]:
+    return dense(gating.w_m).astype(np.float64), dense(gating.w_x).astype(np.float64)
 
 
 class DenseGatedRNN(_AbstractGatedRNN):

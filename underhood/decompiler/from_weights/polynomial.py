@@ -110,7 +110,7 @@ def _merged(reading: Reading) -> Reading:
     """The same function in fewer rows, so that squares which cancel are no longer there to be multiplied."""
     if np.iscomplexobj(reading.left):
         return reading
-    reading = reading.heard()
+    reading = reading.without_silent_neurons()
     left, right, readout, _ = merge_rows(reading.left, reading.right, reading.readout, 1e-14)
     return replace(reading, left=left, right=right, readout=readout)
 

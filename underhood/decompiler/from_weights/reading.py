@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Inexact
 
-from underhood.algebra.quadratic import Array, append_one, decayed_sums, pair_indices, pair_products, product_forms
+from underhood.algebra.gated import Recurrence
+from underhood.algebra.quadratic import Array, append_one, pair_indices, pair_products, product_forms
 from underhood.architectures.gated_rnn.cell import DenseGatedRNN, GatedRNN
 from underhood.core.errors import UnderhoodError
 from underhood.layers.linear import dense
@@ -31,29 +32,15 @@ class NotDiagonalisable(UnderhoodError):
     """A dense recurrence without eigenvectors to read it in."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """A gated RNN as forms, decay factors and two linear readings of the state."""
+@dataclass(frozen=True, kw_only=True)
+class Reading(Recurrence):
+    """A gated RNN as forms, decay factors and two linear readings of the state: g_in(x̃)_i = f_i(x̃)."""
 
     forms: Inexact[Array, "n p"]
-    lambda_: Inexact[Array, " n"]
-    left: Inexact[Array, "m n"]
-    right: Inexact[Array, "m n"]
-    readout: Float[Array, "d_out m"]
     d: int
     unit: float  # rounding unit of the dtype in which the network computes
 
-    @property
-    def hidden(self) -> int:
-        return len(self.lambda_)
-
-    @property
-    def pre_readout(self) -> int:
-        return len(self.left)
-
-    @property
-    def d_out(self) -> int:
-        return len(self.readout)
+    _inputs = ("forms",)
 
     @cached_property
     def degree(self) -> Array:
@@ -61,31 +48,14 @@ class Reading:
         rows, columns = pair_indices(self.d + 1)
         return (rows < self.d).astype(int) + (columns < self.d)
 
-    def states(self, xs: Float[Array, "... t d"]) -> Inexact[Array, "... t n"]:
-        """h_t = λ⊙h_{t-1} + f(x̃_t)."""
-        drive = pair_products(append_one(xs)) @ self.forms.T
-        return decayed_sums(drive, self.lambda_)
+    def driven(self, xs: Float[Array, "... t d"]) -> Inexact[Array, "... t n"]:
+        """f(x̃_t)."""
+        return pair_products(append_one(xs)) @ self.forms.T
 
-    def __call__(self, xs: Float[Array, "... t d"]) -> Float[Array, "... t d_out"]:
-        states = self.states(xs)
-        return np.real(((states @ self.left.T) * (states @ self.right.T)) @ self.readout.T)
-
-    def heard(self) -> Reading:
+    def without_silent_neurons(self) -> Reading:
         """The same reading, with no weight on neurons that hold nothing: they would hide which rows are alike."""
         silent = ~self.forms.any(axis=1)
         return replace(self, left=np.where(silent, 0.0, self.left), right=np.where(silent, 0.0, self.right))
-
-    def keep(self, hidden: Array, rows: Array | None = None) -> Reading:
-        """The reading with only some of its hidden and pre-readout neurons."""
-        rows = np.arange(self.pre_readout) if rows is None else rows
-        return replace(
-            self,
-            forms=self.forms[hidden],
-            lambda_=self.lambda_[hidden],
-            left=self.left[np.ix_(rows, hidden)],
-            right=self.right[np.ix_(rows, hidden)],
-            readout=self.readout[:, rows],
-        )
 
 
 def is_readable(model: object) -> bool:
@@ -95,17 +65,15 @@ def is_readable(model: object) -> bool:
 
 def read(model: Any) -> Reading:
     """The forms of a gated RNN; a dense recurrence A = U diag(λ) U⁻¹ is read in its eigenvectors."""
-    w_m, w_x = _array(model.input_gating.w_m), _array(model.input_gating.w_x)
-    left, right = _array(model.output_gating.w_m), _array(model.output_gating.w_x)
-    forms = product_forms(w_m, w_x)
-    unit = float(np.finfo(model.dtype).eps) / 2
+    parts = (model.input_gating.w_m, model.input_gating.w_x, model.output_gating.w_m, model.output_gating.w_x)
+    w_m, w_x, left, right = map(_array, parts)
+    forms, unit = product_forms(w_m, w_x), float(np.finfo(model.dtype).eps) / 2
     if isinstance(model, DenseGatedRNN):
         lambda_, forms, left, right = _diagonalised(_array(model.recurrence), forms, left, right)
     else:
         _array(model.nu)
-        with np.errstate(under="ignore", over="ignore"):  # λ of exactly 0 underflows
-            lambda_ = np.exp(-np.exp(np.asarray(model.nu))).astype(np.float64)
-    return Reading(forms, lambda_, left, right, _array(model.readout), w_m.shape[1] - 1, unit)
+        lambda_ = model.arrays.lambda_
+    return Reading(lambda_, left, right, _array(model.readout), forms=forms, d=w_m.shape[1] - 1, unit=unit)
 
 
 def _diagonalised(recurrence: Array, forms: Array, left: Array, right: Array) -> tuple[Array, ...]:

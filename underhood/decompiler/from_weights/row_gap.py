@@ -49,7 +49,7 @@ def row_gap(
 ) -> Float[Array, " d_out"]:
     """The largest difference of each output within the box, with each λ at its ideal value."""
     written = np.flatnonzero(reading.readout.any(axis=0))
-    reading = reading.heard().keep(np.arange(reading.hidden), written)
+    reading = reading.without_silent_neurons().keep(np.arange(reading.hidden), written)
     reading, apart = _joined(reading, structure, bound, horizon)
     memories = [
         _kind(reading, group, reading.degree == 2, bound, decayed_length(decay, horizon))

@@ -234,15 +234,5 @@ def to_model(problem: Objective, weights: Weights, readout: np.ndarray) -> Gated
 
 def outputs_of(model: GatedRNN, xs: np.ndarray, *, last: bool) -> np.ndarray:
     """Eq. 2 for a batch, in NumPy: (b, t, d) -> (b, t, d_o), or (b, d_o) of the last step."""
-    inputs = append_one(xs)
-    w_m, w_x = np.asarray(model.input_gating.w_m), np.asarray(model.input_gating.w_x)
-    out_m, out_x = np.asarray(model.output_gating.w_m), np.asarray(model.output_gating.w_x)
-    lambda_, readout = np.asarray(model.lambda_), np.asarray(model.readout)
-    drive = (inputs @ w_m.T) * (inputs @ w_x.T)
-    state = np.zeros((len(xs), len(lambda_)))
-    outputs = []
-    for t in range(xs.shape[1]):
-        state = lambda_ * state + drive[:, t]
-        if not last or t == xs.shape[1] - 1:
-            outputs.append(((state @ out_m.T) * (state @ out_x.T)) @ readout.T)
-    return outputs[-1] if last else np.stack(outputs, axis=1)
+    outputs = model.arrays(xs)
+    return outputs[:, -1] if last else outputs
