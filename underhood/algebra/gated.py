@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Inexact
 
 from underhood.algebra.quadratic import Array, append_one, decayed_sums, product_forms
+
+R = TypeVar("R", bound="Recurrence")
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Recurrence:
         states = self.states(xs)
         return np.real(((states @ self.left.T) * (states @ self.right.T)) @ self.readout.T)
 
-    def keep(self, hidden: Array, rows: Array | None = None) -> Self:
+    def keep(self: R, hidden: Array, rows: Array | None = None) -> R:
         """The same with only some of its hidden and pre-readout neurons."""
         rows = np.arange(self.pre_readout) if rows is None else rows
         changed: dict[str, Any] = {
