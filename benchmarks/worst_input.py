@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import underhood as uh
+from underhood.algebra.heads import Heads, head_outputs, head_tensor
 from underhood.decompiler.from_weights.reading import read
-from underhood.decompiler.recover import Heads, head_outputs, head_tensor
 from underhood.layers.linear import dense
 
 SEARCH_D, SEARCH_HIDDEN, SEARCH_ROWS = 6, 160, 240  # padded with zeros, so that jax compiles the search once

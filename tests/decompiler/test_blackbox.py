@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import underhood as uh
-from underhood.decompiler.recover import head_tensor
+from underhood.algebra.heads import head_tensor
 
 torch = pytest.importorskip("torch")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import underhood as uh
+from underhood.algebra.heads import head_tensor
 from underhood.architectures.gated_rnn.cell import GatedRNN, Gating
 from underhood.core.model import as_dtype
 from underhood.decompiler.from_weights.reading import read
-from underhood.decompiler.recover import head_tensor
 
 
 def tensor_of(attention: uh.LinearAttention) -> np.ndarray:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import underhood as uh
+from underhood.algebra.heads import fewest_heads, head_outputs, head_tensor
 from underhood.algebra.quadratic import fold
 from underhood.compiler.forms import figure_1
 from underhood.compiler.minimal import minimal
 from underhood.compiler.ways import to_gated_rnn
-from underhood.decompiler.factored import recover_from_terms
 from underhood.decompiler.from_weights import certificate as certify
 from underhood.decompiler.from_weights import row_gap
 from underhood.decompiler.from_weights.merge import Terms, find_twins
@@ -18,7 +18,7 @@ from underhood.decompiler.from_weights.polynomial import distance, instantaneous
 from underhood.decompiler.from_weights.reading import read
 from underhood.decompiler.from_weights.rounding import _lengths_sum
 from underhood.decompiler.from_weights.structure import find_structure
-from underhood.decompiler.recover import head_outputs, head_tensor, recover_heads
+from underhood.decompiler.heads import recover
 
 
 def terms_of(values, key_query, seed=0, mixing=3):
@@ -51,7 +51,7 @@ def drawn(d, heads, rank, d_out, seed):
 )
 def test_heads_from_factors(heads, rank, d_out):
     values, key_query = drawn(18, heads, rank, d_out, seed=heads)
-    found = recover_from_terms(terms_of(values, key_query), 18, 1e-9)
+    found = recover(terms_of(values, key_query), 18, 1e-9)
     expected = head_tensor(values, key_query)
     assert found.count <= heads
     assert np.linalg.norm(found.tensor - expected) <= 1e-9 * np.linalg.norm(expected)
@@ -62,10 +62,10 @@ def test_noise_is_averaged_out_and_more_of_it_is_more_heads():
     terms = terms_of(values, key_query)
     noise = np.random.default_rng(0).normal(size=terms.readout.shape) * np.abs(terms.readout).mean()
     noisy = Terms(terms.readout + 1e-5 * noise, terms.memory, terms.query)
-    found, expected = recover_from_terms(noisy, 18, 1e-3), head_tensor(values, key_query)
+    found, expected = recover(noisy, 18, 1e-3), head_tensor(values, key_query)
     assert found.count == 2
     assert np.linalg.norm(found.tensor - expected) <= 1e-4 * np.linalg.norm(expected)
-    exactly = recover_from_terms(noisy, 18, 1e-9)  # one for each output and input always do
+    exactly = recover(noisy, 18, 1e-9)  # one for each output and input always do
     assert exactly.count == 18 * 18
     np.testing.assert_allclose(fold(exactly.tensor), noisy.tensor, atol=1e-12)
 
@@ -73,7 +73,7 @@ def test_noise_is_averaged_out_and_more_of_it_is_more_heads():
 def test_small_sizes_take_the_dense_way():
     values, key_query = drawn(4, 2, None, 4, seed=1)
     tensor = head_tensor(values, key_query)
-    found, dense = recover_from_terms(terms_of(values, key_query), 4, 1e-9), recover_heads(tensor, 1e-9)
+    found, dense = recover(terms_of(values, key_query), 4, 1e-9), fewest_heads(tensor, 1e-9)
     assert found.count == dense.count == 2
     np.testing.assert_allclose(found.tensor, tensor, atol=1e-10)
 
@@ -82,7 +82,7 @@ def test_outputs_of_heads_are_those_of_the_attention():
     attention = uh.random_attention(3, heads=2, seed=4)
     decayed = uh.LinearAttention(attention.w_value, attention.w_key, attention.w_query, np.array([0.7, 0.7]))
     xs = np.random.default_rng(0).normal(size=(2, 9, 3))
-    heads = recover_heads(head_tensor(np.asarray(attention.w_value), attention.key_query), 1e-9)
+    heads = fewest_heads(head_tensor(np.asarray(attention.w_value), attention.key_query), 1e-9)
     for model, decay in ((attention, 1.0), (decayed, 0.7)):
         ys = np.stack([model(one) for one in xs])
         np.testing.assert_allclose(head_outputs([heads], (decay,), xs), ys, atol=1e-10 * np.abs(ys).max())

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import underhood as uh
+from underhood.algebra.heads import head_tensor
 from underhood.decompiler.from_weights.polynomial import distance, instantaneous, of_attention
 from underhood.decompiler.from_weights.reading import read
-from underhood.decompiler.recover import head_tensor
 
 
 def _exact(model: uh.GatedRNN, d: int) -> list[dict[tuple[int, ...], Fraction]]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from underhood.decompiler.recover import head_tensor, key_and_query, recover_heads
+from underhood.algebra.heads import fewest_heads, head_tensor, key_and_query
 
 
 def _random(d: int, heads: int, rank: int, seed: int, d_out: int | None = None) -> np.ndarray:
@@ -22,7 +22,7 @@ def _random(d: int, heads: int, rank: int, seed: int, d_out: int | None = None) 
 def test_never_more_heads_than_went_in(d: int, heads: int, rank: int) -> None:
     for seed in range(3):
         tensor = _random(d, heads, rank, seed)
-        found = recover_heads(tensor, 1e-9)
+        found = fewest_heads(tensor, 1e-9)
         assert found.count <= heads
         assert np.linalg.norm(found.tensor - tensor) <= 1e-10 * np.linalg.norm(tensor)
 
@@ -30,7 +30,7 @@ def test_never_more_heads_than_went_in(d: int, heads: int, rank: int) -> None:
 @pytest.mark.parametrize("d_out", [1, 2, 7])
 def test_rectangular_values(d_out: int) -> None:
     tensor = _random(4, 1, 4, seed=d_out, d_out=d_out)
-    found = recover_heads(tensor, 1e-9)
+    found = fewest_heads(tensor, 1e-9)
     assert found.count == 1
     assert found.values.shape == (1, d_out, 4)
 
@@ -38,7 +38,7 @@ def test_rectangular_values(d_out: int) -> None:
 def test_one_head_is_unique_up_to_a_scalar() -> None:
     random = np.random.default_rng(0)
     values, key_query = random.standard_normal((1, 5, 5)), random.standard_normal((1, 5, 5))
-    found = recover_heads(head_tensor(values, key_query), 1e-9)
+    found = fewest_heads(head_tensor(values, key_query), 1e-9)
     ratio = found.values / values
     np.testing.assert_allclose(ratio, ratio[0, 0, 0], rtol=1e-8)
     np.testing.assert_allclose(found.key_query * ratio[0, 0, 0], key_query, rtol=1e-7, atol=1e-9)
@@ -46,20 +46,20 @@ def test_one_head_is_unique_up_to_a_scalar() -> None:
 
 def test_a_small_second_head_is_seen() -> None:
     tensor = _random(4, 1, 4, seed=0) + 1e-5 * _random(4, 1, 1, seed=1)
-    assert recover_heads(tensor, 1e-9).count == 2
-    assert recover_heads(tensor, 1e-3).count == 1
+    assert fewest_heads(tensor, 1e-9).count == 2
+    assert fewest_heads(tensor, 1e-3).count == 1
 
 
 def test_any_tensor_has_heads() -> None:
     tensor = np.random.default_rng(0).standard_normal((3, 3, 3, 3))
     tensor = tensor + tensor.transpose(0, 2, 1, 3)
-    found = recover_heads(tensor, 1e-9)
+    found = fewest_heads(tensor, 1e-9)
     assert 3 < found.count <= 9
     np.testing.assert_allclose(found.tensor, tensor, atol=1e-9)
 
 
 def test_zero_is_one_silent_head() -> None:
-    found = recover_heads(np.zeros((2, 3, 3, 3)), 1e-9)
+    found = fewest_heads(np.zeros((2, 3, 3, 3)), 1e-9)
     assert found.count == 1
     assert not found.tensor.any()
 

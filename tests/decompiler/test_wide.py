@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import underhood as uh
-from underhood.decompiler.factors import factored
+from underhood.algebra.heads import head_tensor
+from underhood.algebra.theta import factored
 from underhood.decompiler.from_outputs import search as candidates
 from underhood.decompiler.from_outputs.closed_form import fit_dense
 from underhood.decompiler.from_outputs.questions import ChosenInputs
-from underhood.decompiler.recover import head_tensor
 
 EXACT = 1e-8
 

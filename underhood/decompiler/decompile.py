@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from underhood.algebra.heads import Heads, head_outputs, key_and_query
 from underhood.algebra.quadratic import decayed_sums, pair_products, unfold
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.attention.linear import LinearAttention
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import AbstractModel
-from underhood.decompiler.factored import recover_from_terms
 from underhood.decompiler.from_outputs.diagnosis import LENGTH, diagnose
 from underhood.decompiler.from_outputs.probe import TOLERANCE as BLACK_BOX_TOLERANCE
 from underhood.decompiler.from_outputs.probe import check_against, probe
@@ -31,7 +31,7 @@ from underhood.decompiler.from_weights.structure import (
     find_structure,
     sample_inputs,
 )
-from underhood.decompiler.recover import Heads, head_outputs, key_and_query
+from underhood.decompiler.heads import recover
 from underhood.decompiler.result import DECAYED, LINEAR, NOT, Evidence, Found, Scores
 
 INPUT_BOUND, HORIZON = 4.0, 100
@@ -119,7 +119,7 @@ def _recovered(structure: Structure, terms: list[Terms], d: int, seed: int) -> l
         if structure.deviation >= NEAREST:
             return []
         share = max(share, structure.deviation)
-    return [recover_from_terms(one, d, share, seed=seed) for one in terms]
+    return [recover(one, d, share, seed=seed) for one in terms]
 
 
 def _attended(structure: Structure, terms: list[Terms], heads: list[Heads], xs: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.optimize import minimize_scalar
 
-from underhood.decompiler.from_weights.reading import Array
+from underhood.algebra.quadratic import Array
 from underhood.training.tasks.linear_regression import LinearRegression
 
 Parameters = dict[str, int | float]

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.quadratic import Array
 from underhood.core.errors import UnderhoodError
 from underhood.core.memory import require_memory
 from underhood.core.model import AbstractModel
 from underhood.decompiler.from_outputs.functions import Batched, as_numpy_function
-from underhood.decompiler.from_weights.reading import Array
 from underhood.explain.algorithms import RULES, Observed, Parameters, Rule
 from underhood.training.tasks.linear_regression import LinearRegression
 from underhood.training.tasks.task import HELD_OUT, VALIDATION, draw

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from underhood.algebra.heads import head_tensor
 from underhood.architectures.gated_rnn.cell import GatedRNN, Gating
 from underhood.attention.linear import LinearAttention
 from underhood.attention.teachers import random_attention
@@ -24,7 +25,6 @@ from underhood.decompiler.from_weights.merge import merge_rows
 from underhood.decompiler.from_weights.neurons import study_neurons, survivors
 from underhood.decompiler.from_weights.reading import read
 from underhood.decompiler.from_weights.smallest import refit_readout_to
-from underhood.decompiler.recover import head_tensor
 from underhood.decompiler.result import LINEAR, Found
 from underhood.layers.linear import dense
 from underhood.pages.charts import WEIGHT_CAPTIONS, Panel, weight_panels

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from underhood.decompiler.from_weights.reading import Array, decayed_sums, pair_indices, pair_products
+from underhood.algebra.quadratic import Array, decayed_sums, pair_indices, pair_products
 
 MOST_ROWS = 40_000
 # Eigenvalues of the normal equations, over the largest: those up to the first are zeros, and those between the two are

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.quadratic import Array
 from underhood.core.arrays import precision_of
 from underhood.core.errors import UnderhoodError, one_line
 from underhood.core.model import AbstractModel
-from underhood.decompiler.from_weights.reading import Array
 
 Batched = Callable[[Float[Array, "b t d"]], Float[Array, "b t d_out"]]
 

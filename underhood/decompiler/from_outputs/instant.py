@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from underhood.decompiler.from_weights.reading import Array, pair_indices
-from underhood.decompiler.recover import Heads
+from underhood.algebra.heads import Heads
+from underhood.algebra.quadratic import Array, pair_indices
 
 MOST_HEADS, STARTS, STEPS = 4, 8, 200
 EXACT = 1e-11  # relative: where the search may stop

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
-from underhood.decompiler.from_weights.reading import Array
-from underhood.decompiler.recover import Heads
+from underhood.algebra.heads import Heads
+from underhood.algebra.quadratic import Array
 
 STEPS = 25
 RIDGE = 1e-6

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.heads import Heads, fewest_heads, head_tensor, key_and_query
+from underhood.algebra.quadratic import Array
 from underhood.attention.linear import LinearAttention
 from underhood.core.errors import UnderhoodError
 from underhood.core.memory import require_memory
@@ -34,8 +36,6 @@ from underhood.decompiler.from_outputs.search import (
     Watch,
 )
 from underhood.decompiler.from_weights.polynomial import Polynomial, distance, of_attention
-from underhood.decompiler.from_weights.reading import Array
-from underhood.decompiler.recover import Heads, head_tensor, key_and_query, recover_heads
 from underhood.decompiler.result import DECAYED, LINEAR, NOT, Evidence, Found, Scores
 
 LENGTH = 32  # Section 3.1
@@ -223,7 +223,7 @@ def _heads(candidate: Candidate, share: float, seed: int, *, search: bool) -> tu
     return tuple(
         _instant(tensor, share, seed)
         if search and decay == 0
-        else recover_heads(tensor, share, seed=seed, search=search)
+        else fewest_heads(tensor, share, seed=seed, search=search)
         for decay, tensor in zip(candidate.decays, candidate.tensors, strict=True)
     )
 
@@ -232,7 +232,7 @@ def _instant(tensor: Float[Array, "d_out d d d"], share: float, seed: int) -> He
     """Heads of decay 0: T is known only as far as T[x, x, x] shows it, and a search would look for the wrong thing."""
     xs = np.random.default_rng(seed).standard_normal((tokens_needed(tensor.shape[1]) or HELD_OUT, tensor.shape[1]))
     ys = np.einsum("oabc,na,nb,nc->no", tensor, xs, xs, xs, optimize=True)
-    return instant_heads(xs, ys, share, seed) or recover_heads(tensor, share, seed=seed, search=False)
+    return instant_heads(xs, ys, share, seed) or fewest_heads(tensor, share, seed=seed, search=False)
 
 
 def _gap(polynomial: Polynomial | None, against: LinearAttention | None) -> float | None:

@@ -12,8 +12,9 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.quadratic import Array
+from underhood.algebra.theta import Theta
 from underhood.decompiler.from_outputs.functions import Batched
-from underhood.decompiler.from_weights.reading import Array
 
 PAIRS = 8  # of inputs a and b from which decays are read
 MOST_DECAYS = 8  # more distinct decays than this, each a head of its own, are no longer an answer
@@ -22,7 +23,7 @@ NEARLY = 1e-6  # real, or one
 TOKENS = 1 << 14  # asked for at a time
 
 
-class ChosenInputs:
+class ChosenInputs(Theta):
     """A function on inputs within a bound, made to show Θ(a); queries b are rows of a scaled orthogonal matrix."""
 
     def __init__(self, call: Batched, d: int, *, length: int, input_bound: float, random: np.random.Generator) -> None:

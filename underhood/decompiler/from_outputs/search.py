@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.heads import Heads
+from underhood.algebra.quadratic import Array
+from underhood.algebra.theta import compress, factored
 from underhood.core.errors import UnderhoodError
-from underhood.decompiler.compressed import compress
-from underhood.decompiler.factors import factored
 from underhood.decompiler.from_outputs.closed_form import MOST_ROWS, DenseAttention, fit_dense, unknowns
 from underhood.decompiler.from_outputs.instant import instant_heads, tokens_needed
 from underhood.decompiler.from_outputs.nearest import attend, nearest_heads
 from underhood.decompiler.from_outputs.questions import ChosenInputs
-from underhood.decompiler.from_weights.reading import Array, is_strictly_causal
-from underhood.decompiler.recover import Heads
+from underhood.decompiler.from_weights.reading import is_strictly_causal
 
 CHECKED = 64  # of them, to choose between candidates
 SMALL = 8  # inputs up to which the regression on d²(d + 1)/2 features is the faster way

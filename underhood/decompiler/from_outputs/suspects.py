@@ -16,8 +16,8 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.quadratic import Array, append_one, decayed_sums, pair_products
 from underhood.decompiler.from_outputs.closed_form import features, least_squares
-from underhood.decompiler.from_weights.reading import Array, append_one, decayed_sums, pair_products
 
 DECAYS = (1.0, 0.97, 0.92, 0.84, 0.72, 0.56, 0.38, 0.2, 0.05, 0.0)
 

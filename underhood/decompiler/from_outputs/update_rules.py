@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.heads import fewest_heads, levenberg
+from underhood.algebra.quadratic import Array, pair_indices
 from underhood.decompiler.from_outputs.functions import Batched
 from underhood.decompiler.from_outputs.suspects import r_squared
-from underhood.decompiler.from_weights.reading import Array, pair_indices
-from underhood.decompiler.recover import levenberg, recover_heads
 
 SEQUENCES = 256
 SMALL = 0.5  # size of the inputs on which the delta rule is tried
@@ -78,7 +78,7 @@ def _added(call: Batched, queries: Float[Array, "n d"], random: np.random.Genera
     pairs = np.where((rows == columns)[None, :, None], diagonal[:, rows], mixed)
     tensor = np.empty((added.shape[2], d, d, len(queries)))
     tensor[:, rows, columns] = tensor[:, columns, rows] = pairs.transpose(2, 1, 0)
-    heads = recover_heads(tensor, 1e-6, search=False)
+    heads = fewest_heads(tensor, 1e-6, search=False)
     found = levenberg(tensor, heads.values[:1], heads.key_query[:1], enough=1e-6)
     return found.values[0], found.key_query[0].T
 

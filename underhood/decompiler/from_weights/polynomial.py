@@ -15,12 +15,12 @@ from itertools import combinations_with_replacement
 import numpy as np
 from jaxtyping import Float, Int
 
+from underhood.algebra.heads import head_tensor
 from underhood.algebra.quadratic import Array, fold, pair_indices
 from underhood.attention.linear import LinearAttention
 from underhood.core.errors import UnderhoodError
 from underhood.decompiler.from_weights.merge import merge_rows
 from underhood.decompiler.from_weights.reading import Reading
-from underhood.decompiler.recover import head_tensor
 from underhood.training.tasks.linear_regression import LinearRegression
 
 

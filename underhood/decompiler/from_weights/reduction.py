@@ -15,6 +15,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float
 
+from underhood.algebra.heads import Heads
 from underhood.algebra.key_values import KeyValueForm, smallest_form, smallest_head, stack_forms
 from underhood.algebra.quadratic import Array, fold, pair_indices, product_forms
 from underhood.algebra.subspaces import SAME_DIRECTION, independent_rows, row_space
@@ -30,7 +31,6 @@ from underhood.decompiler.from_weights.merge import (
 )
 from underhood.decompiler.from_weights.reading import MOST_DENSE, Reading
 from underhood.decompiler.from_weights.structure import Structure
-from underhood.decompiler.recover import Heads
 
 
 def reduce_attention(

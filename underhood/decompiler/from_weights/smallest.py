@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from underhood.algebra.heads import Heads
 from underhood.algebra.quadratic import Array
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.decompiler.from_weights.merge import MergedKernel, Terms
@@ -21,7 +22,6 @@ from underhood.decompiler.from_weights.neurons import Neurons, prune
 from underhood.decompiler.from_weights.reading import Reading, read
 from underhood.decompiler.from_weights.reduction import reduce_attention, reduce_general
 from underhood.decompiler.from_weights.structure import Structure
-from underhood.decompiler.recover import Heads
 from underhood.layers.linear import dense
 
 

@@ -51,7 +51,7 @@ def head_tensor(values: Float[Array, "h d_out d"], key_query: Float[Array, "h d 
     return 0.5 * (plain + np.swapaxes(plain, 1, 2))
 
 
-def recover_heads(
+def fewest_heads(
     tensor: Float[Array, "d_out d d d_q"], tolerance: float, *, seed: int = 0, search: bool = True
 ) -> Heads:
     """The fewest heads whose tensor is `tensor` within `tolerance` (relative); without `search`, some heads."""
@@ -62,16 +62,16 @@ def recover_heads(
         return Heads(np.zeros((1, d_out, d)), np.zeros((1, d, d_query)), 0.0)
     core, outputs, inputs, queries = _compressed(tensor / norm, tolerance / 10)
     fewest, most = _generic_rank(core, tolerance, random), _flattened(core, tolerance)
-    found = most
+    recovered = most
     for heads in range(fewest, most.count if search else fewest):
         attempt = _with_count(core, heads, tolerance, random)
         if attempt.residual <= tolerance:
-            found = attempt
+            recovered = attempt
             break
         if core.size * heads > 40_000 or heads > fewest + 3:
             break  # the flattening, which always exists, is the answer where a search would take minutes
-    values = np.einsum("hjk,ij,ak->hia", found.values, outputs, inputs, optimize=True) * norm
-    key_query = np.einsum("hkl,ak,cl->hac", found.key_query, inputs, queries, optimize=True)
+    values = np.einsum("hjk,ij,ak->hia", recovered.values, outputs, inputs, optimize=True) * norm
+    key_query = np.einsum("hkl,ak,cl->hac", recovered.key_query, inputs, queries, optimize=True)
     values, key_query = balanced(values, key_query)
     residual = np.linalg.norm(head_tensor(values, key_query) - tensor) / norm
     return Heads(values, key_query, float(residual))
@@ -81,9 +81,9 @@ def head_outputs(heads: list[Heads], decays: tuple[float, ...], xs: Float[Array,
     """Σ_heads V Σ_{s≤t} decay^{t-s} x_s (x_sᵀ M x_t)."""
     lags = np.arange(xs.shape[1])[:, None] - np.arange(xs.shape[1])
     total = np.zeros((*xs.shape[:2], heads[0].values.shape[1]))
-    for one, decay in zip(heads, decays, strict=True):
+    for group, decay in zip(heads, decays, strict=True):
         kept = np.where(lags >= 0, decay ** np.maximum(lags, 0.0), 0.0)
-        for values, key_query in one.pairs:
+        for values, key_query in group.pairs:
             scores = kept * ((xs @ key_query.T) @ xs.transpose(0, 2, 1))
             total += scores @ (xs @ values.T)
     return total
@@ -148,7 +148,7 @@ def _with_count(tensor: Array, heads: int, tolerance: float, random: np.random.G
         values = random.standard_normal((heads, d_out, d)) / np.sqrt(d)
         key_query = random.standard_normal((heads, d, d_query)) / np.sqrt(d)
         attempt = levenberg(tensor, values, key_query, enough=tolerance)
-        best = min(best, attempt, key=lambda one: one.residual)
+        best = min(best, attempt, key=lambda heads: heads.residual)
         if best.residual <= tolerance:
             break
     return best
