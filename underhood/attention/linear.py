@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.core.arrays import as_weight, require_shape
+from underhood.core.arrays import as_weight
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import AbstractModel, tensor
 
@@ -34,18 +34,10 @@ class LinearAttention(AbstractModel):
 
     kind: ClassVar[str] = "linear-attention"
 
-    w_value: Float[Array, "h d_v d"] = tensor(converter=_with_heads)
-    w_key: Float[Array, "h d_k d"] = tensor(converter=_with_heads)
-    w_query: Float[Array, "h d_k d"] = tensor(converter=_with_heads)
-    decay: Float[Array, " h"] | None = tensor(optional=True, default=None)
-
-    def __check_init__(self) -> None:
-        require_shape("w_value", self.w_value, (None, None, None), "(heads, d_value, d)")
-        heads, _, d = np.shape(self.w_value)
-        require_shape("w_key", self.w_key, (heads, None, d), "(heads, d_key, d) with w_value's heads and d")
-        require_shape("w_query", self.w_query, np.shape(self.w_key), "as w_key has")
-        if self.decay is not None:
-            require_shape("decay", self.decay, (heads,), "(heads,)")
+    w_value: Float[Array, "heads d_value d"] = tensor(converter=_with_heads)
+    w_key: Float[Array, "heads d_key d"] = tensor(converter=_with_heads)
+    w_query: Float[Array, "heads d_key d"] = tensor(converter=_with_heads)
+    decay: Float[Array, " heads"] | None = tensor(optional=True, default=None)
 
     @property
     def d(self) -> int:

@@ -114,18 +114,3 @@ def require_finite(name: str, value: Any) -> None:
     if not np.all(np.isfinite(array)):
         bad = int(np.size(array) - np.count_nonzero(np.isfinite(array)))
         raise NotFinite(f"expected finite weights in {name}", f"{bad} NaN or infinite of {array.size}")
-
-
-ANY = -1  # any size, none included: a network compiled from the zero attention has no neurons
-
-
-def require_shape(name: str, value: Any, expected: tuple[int | None, ...], why: str = "") -> None:
-    """`None` in `expected` stands for any size from 1 on, `ANY` for any size."""
-    shape = np.shape(value)
-
-    def fits(size: int, want: int | None) -> bool:
-        return want == ANY or (size >= 1 if want is None else size == want)
-
-    if len(shape) != len(expected) or not all(map(fits, shape, expected)):
-        wanted = ", ".join({None: "≥1", ANY: "≥0"}.get(size, str(size)) for size in expected)
-        raise UnderhoodError(f"expected {name} of shape ({wanted}){' ' + why if why else ''}", f"shape {shape}")

@@ -34,6 +34,7 @@ from underhood.core.arrays import (
 )
 from underhood.core.errors import UnderhoodError
 from underhood.core.registry import Registry
+from underhood.core.shapes import check_shapes
 
 State = Any  # each cell's own: an array or a tuple of arrays
 
@@ -42,20 +43,45 @@ KINDS: Registry[type[Part]] = Registry("kind", "underhood.attention.linear", "un
 CELL = "cell"  # in the kinds of a field: any model that a stack may hold
 
 
-def tensor(*, optional: bool = False, recurrent: bool = False, sparse: bool = False, **options: Any) -> Any:
-    """A field that holds an array.
+def tensor(
+    shape: str = "", *, optional: bool = False, recurrent: bool = False, sparse: bool = False, **options: Any
+) -> Any:
+    """A field that holds an array; its sizes must agree with the other fields' (`core/shapes.py`).
 
-    `optional`: None is allowed. `recurrent`: λ, or what it is made of, which weight decay leaves alone.
-    `sparse`: a `SparseMatrix` is allowed.
+    **Arguments:**
+
+    - `shape`: the dimensions, where the annotation does not say them: "rows columns".
+    - `optional`: whether None is allowed.
+    - `recurrent`: whether it is λ, or what λ is made of, which weight decay leaves alone.
+    - `sparse`: whether a `SparseMatrix` is allowed.
+    - `options`: of `equinox.field`.
+
+    **Returns:**
+
+    A field of a dataclass.
     """
-    metadata = {"optional": optional, "recurrent": recurrent, "kinds": ("sparse",) if sparse else ()}
+    kinds = ("sparse",) if sparse else ()
+    metadata = {"optional": optional, "recurrent": recurrent, "kinds": kinds, "shape": shape}
     return eqx.field(**{"converter": as_weight, "metadata": metadata, **options})
 
 
-def part(kind: str, *, optional: bool = False, **options: Any) -> Any:
-    """A field that holds a module of this kind, or, with the kind `CELL`, a tuple of models."""
-    metadata = {"optional": optional, "kinds": (kind,), "implied": None if kind == CELL else kind}
-    return eqx.field(metadata=metadata, **options)
+def part(kind: str, *, optional: bool = False, default: Any = dataclasses.MISSING, **sizes: str) -> Any:
+    """A field that holds a module.
+
+    **Arguments:**
+
+    - `kind`: of the module; with the kind `CELL`, the field holds a tuple of models.
+    - `optional`: whether None is allowed.
+    - `default`: of the field.
+    - `sizes`: what the module's own sizes are here: `part("projection", rows="2*inner", columns="d")`.
+
+    **Returns:**
+
+    A field of a dataclass.
+    """
+    metadata = {"optional": optional, "kinds": (kind,), "implied": None if kind == CELL else kind, "sizes": sizes}
+    given = {} if default is dataclasses.MISSING else {"default": default}
+    return eqx.field(metadata=metadata, **given)
 
 
 if TYPE_CHECKING:
@@ -77,6 +103,8 @@ class Part(_Module):
     kind: ClassVar[str]
     aliases: ClassVar[dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]] = {}
     """Other names that a file written by hand may use: alias → (field, how to make it)."""
+    may_be_empty: ClassVar[tuple[str, ...]] = ()
+    """Dimensions that may have the size 0."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -88,6 +116,11 @@ class Part(_Module):
             value = getattr(self, field.name)
             if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
                 require_finite(field.name, value)
+        check_shapes(self)
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse, with an `UnderhoodError`, what shapes cannot tell: settings, and sizes that depend on them."""
 
     def __getstate__(self) -> dict[str, Any]:
         # jax would restore its float64 arrays as float32.

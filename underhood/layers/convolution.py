@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.model import Part, tensor
 from underhood.layers.draws import uniform
 
@@ -24,13 +24,8 @@ class Convolution(Part):
 
     kind: ClassVar[str] = "convolution"
 
-    weight: Float[Array, "c k"] = tensor()
-    bias: Float[Array, " c"] | None = tensor(optional=True, default=None)
-
-    def __check_init__(self) -> None:
-        require_shape("weight", self.weight, (None, None), "(channels, width)")
-        if self.bias is not None:
-            require_shape("bias", self.bias, self.weight.shape[:1], "(channels,)")
+    weight: Float[Array, "channels width"] = tensor()
+    bias: Float[Array, " channels"] | None = tensor(optional=True, default=None)
 
     @classmethod
     def random(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.core.arrays import DType, as_weight, require_shape
+from underhood.core.arrays import DType, as_weight
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import Part, part, tensor
 from underhood.layers.draws import normal
@@ -50,14 +50,11 @@ class Block(Part):
     tiles: int = eqx.field(static=True, default=1)
     transposed: bool = eqx.field(static=True, default=False)
 
-    def __check_init__(self) -> None:
+    def _check(self) -> None:
         for name in ("start", "width", "repeats", "tiles"):
             value, least = getattr(self, name), 0 if name == "start" else 1
             if not isinstance(value, int) or value < least:
                 raise UnderhoodError(f"expected a whole number of {least} or more as a block's {name}", repr(value))
-        if self.base is not None:
-            diagonal = np.ndim(self.base) == 1
-            require_shape("base", self.base, (self.width,) if diagonal else (None, self.width), "(rows, width)")
 
     @property
     def pattern(self) -> tuple[int, int, int]:
@@ -114,7 +111,7 @@ class SparseMatrix(Part):
         """One 0, as many times as there are rows."""
         return cls((Block(np.zeros((1, 1)), 0, 1, repeats=rows),), columns)
 
-    def __check_init__(self) -> None:
+    def _check(self) -> None:
         if not self.blocks:
             raise UnderhoodError("expected one block or more in a sparse matrix", "none")
         for block in self.blocks:
@@ -157,12 +154,8 @@ class Linear(Part):
 
     kind: ClassVar[str] = "linear"
 
-    weight: Matrix = tensor(sparse=True)
+    weight: Matrix = tensor("rows columns", sparse=True)
     bias: Float[Array, " rows"] = tensor()
-
-    def __check_init__(self) -> None:
-        require_shape("weight", self.weight, (None, None), "(rows, columns)")
-        require_shape("bias", self.bias, (self.weight.shape[0],), "(rows,)")
 
     @classmethod
     def random(cls, columns: int, rows: int, *, key: Array, dtype: DType = jnp.float32) -> Linear:

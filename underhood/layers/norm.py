@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from underhood.core.arrays import require_shape
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import Part, tensor
 from underhood.layers.shares import Shares
@@ -25,15 +24,12 @@ class Norm(Part):
 
     kind: ClassVar[str] = "norm"
 
-    weight: Float[Array, " n"] = tensor()
-    bias: Float[Array, " n"] | None = tensor(optional=True, default=None)
+    weight: Float[Array, " channels"] = tensor()
+    bias: Float[Array, " channels"] | None = tensor(optional=True, default=None)
     eps: float = eqx.field(static=True, default=1e-5)
     centred: bool = eqx.field(static=True, default=False)
 
-    def __check_init__(self) -> None:
-        require_shape("weight", self.weight, (None,), "(channels,)")
-        if self.bias is not None:
-            require_shape("bias", self.bias, self.weight.shape, "as weight has")
+    def _check(self) -> None:
         require_positive("eps", self.eps)
 
     def __call__(self, y: Float[Array, "t h v"]) -> Float[Array, "t h v"]:

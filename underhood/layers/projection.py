@@ -11,7 +11,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Array, Float
 
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import Part, tensor
 from underhood.layers.linear import lecun_normal
@@ -27,11 +27,6 @@ class Projection(Part):
 
     weight: Float[Array, "rows columns"] = tensor()
     bias: Float[Array, " rows"] | None = tensor(optional=True, default=None)
-
-    def __check_init__(self) -> None:
-        require_shape("weight", self.weight, (None, None), "(rows, columns)")
-        if self.bias is not None:
-            require_shape("bias", self.bias, self.weight.shape[:1], "(rows,)")
 
     @property
     def rows(self) -> int:
@@ -70,13 +65,8 @@ class Headwise(Part):
 
     kind: ClassVar[str] = "headwise"
 
-    weight: Float[Array, "blocks o i"] = tensor()
-    bias: Float[Array, " rows"] | None = tensor(optional=True, default=None)
-
-    def __check_init__(self) -> None:
-        require_shape("weight", self.weight, (None, None, None), "(blocks, rows, columns)")
-        if self.bias is not None:
-            require_shape("bias", self.bias, (self.rows,), "(rows of all blocks,)")
+    weight: Float[Array, "blocks outputs inputs"] = tensor()
+    bias: Float[Array, " blocks*outputs"] | None = tensor(optional=True, default=None)
 
     @property
     def rows(self) -> int:
@@ -110,11 +100,7 @@ class LowRank(Part):
     bias: Float[Array, " rows"] | None = tensor(optional=True, default=None)
     activation: Activation = eqx.field(static=True, default="none")
 
-    def __check_init__(self) -> None:
-        require_shape("down", self.down, (None, None), "(rank, columns)")
-        require_shape("up", self.up, (None, self.down.shape[0]), "(rows, rank)")
-        if self.bias is not None:
-            require_shape("bias", self.bias, self.up.shape[:1], "(rows,)")
+    def _check(self) -> None:
         if self.activation not in get_args(Activation):
             raise UnderhoodError("expected an activation tanh, sigmoid or none", repr(self.activation))
 
@@ -151,9 +137,3 @@ class LowRank(Part):
 
 def biased(y: Float[Array, "t rows"], bias: Float[Array, " rows"] | None) -> Float[Array, "t rows"]:
     return y if bias is None else y + bias[None]
-
-
-def require_size(name: str, projection: Projection | LowRank | Headwise, rows: int, columns: int) -> None:
-    if (projection.rows, projection.columns) != (rows, columns):
-        got = f"{projection.rows} × {projection.columns}"
-        raise UnderhoodError(f"expected {name} of {rows} rows and {columns} columns", got)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.architectures.stack.cell import register_stack
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import part, tensor
 from underhood.layers.convolution import Convolution, Past
@@ -46,27 +46,22 @@ class GatedDeltaNet(AbstractMemoryCell):
 
     kind: ClassVar[str] = "gated-deltanet-cell"
 
-    in_proj_qkvz: Projection = part("projection")
-    in_proj_ba: Projection = part("projection")
-    conv1d: Convolution = part("convolution")
-    dt_bias: Float[Array, " h"] = tensor(recurrent=True)
-    A_log: Float[Array, " h"] = tensor(recurrent=True)
-    norm: Norm = part("norm")
-    out_proj: Projection = part("projection")
+    in_proj_qkvz: Projection = part("projection", rows="channels+heads*d_value", columns="d")
+    in_proj_ba: Projection = part("projection", rows="2*heads", columns="d")
+    conv1d: Convolution = part("convolution", channels="channels")
+    dt_bias: Float[Array, " heads"] = tensor(recurrent=True)
+    A_log: Float[Array, " heads"] = tensor(recurrent=True)
+    norm: Norm = part("norm", channels="d_value")
+    out_proj: Projection = part("projection", rows="d_out", columns="heads*d_value")
     key_heads: int = eqx.field(static=True)
 
-    def __check_init__(self) -> None:
-        require_shape("A_log", self.A_log, (None,), "(heads,)")
-        require_shape("dt_bias", self.dt_bias, (self.heads,), "(heads,)")
+    def _check(self) -> None:
         if not (isinstance(self.key_heads, int) and self.key_heads >= 1) or self.heads % self.key_heads:
             raise UnderhoodError(f"expected key_heads that divide {self.heads} heads", repr(self.key_heads))
         values = self.heads * self.d_value
         keys = self.conv1d.channels - values
         if keys < 2 * self.key_heads or keys % (2 * self.key_heads):
             raise UnderhoodError(f"expected channels of conv1d for {values} values and 2 × {self.key_heads} keys", keys)
-        require_shape("in_proj_qkvz.weight", self.in_proj_qkvz.weight, (keys + 2 * values, None), "(q, k, v, z; d)")
-        require_shape("in_proj_ba.weight", self.in_proj_ba.weight, (2 * self.heads, self.d), "(b, a; d)")
-        require_shape("out_proj.weight", self.out_proj.weight, (None, values), "(d_out, values)")
 
     @property
     def d(self) -> int:

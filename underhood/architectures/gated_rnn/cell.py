@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.algebra.gated import GatedArrays
-from underhood.core.arrays import ANY, DType, precision_of, require_shape
+from underhood.core.arrays import DType, precision_of
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import AbstractModel, Part, architecture, part, tensor
 from underhood.layers.draws import uniform
@@ -44,13 +44,10 @@ class Gating(Part):
 
     kind: ClassVar[str] = "gating"
 
-    w_m: Matrix = tensor(sparse=True)
-    w_x: Matrix = tensor(sparse=True)
-
-    def __check_init__(self) -> None:
-        require_shape("w_m", self.w_m, (ANY, ANY), "(neurons, inputs)")
-        # The branches of an LRU's In-Skip gating read different inputs.
-        require_shape("w_x", self.w_x, (self.w_m.shape[0], ANY), "(neurons, inputs), with w_m's neurons")
+    # The branches of an LRU's In-Skip gating read different inputs; the zero attention has no neurons.
+    w_m: Matrix = tensor("neurons inputs_m", sparse=True)
+    w_x: Matrix = tensor("neurons inputs_x", sparse=True)
+    may_be_empty: ClassVar = ("neurons", "inputs_m", "inputs_x")
 
     def __call__(self, x: Float[Array, "*t inputs"]) -> Float[Array, "*t neurons"]:
         return apply(self.w_m, x) * apply(self.w_x, x)
@@ -93,14 +90,9 @@ class _AbstractGatedRNN(AbstractModel):
     def pre_readout(self: Any) -> int:
         return self.output_gating.w_m.shape[0]
 
-    def _check_sizes(self: Any) -> None:
+    def _check(self: Any) -> None:
         if self.d < 1:
             raise UnderhoodError("expected 2 columns or more in input_gating, which reads (x, 1)", self.d + 1)
-        reads = (self.pre_readout, self.hidden)
-        require_shape("input_gating.w_x", self.input_gating.w_x, (self.hidden, self.d + 1), "as w_m has")
-        require_shape("output_gating.w_m", self.output_gating.w_m, reads, "(pre-readout, hidden)")
-        require_shape("output_gating.w_x", self.output_gating.w_x, reads, "(pre-readout, hidden)")
-        require_shape("readout", self.readout, (None, self.pre_readout), "(d_out, pre-readout)")
 
     def _initial_state(self: Any) -> Float[Array, " n"]:
         return jnp.zeros(self.hidden, self.dtype)
@@ -130,14 +122,10 @@ class GatedRNN(_AbstractGatedRNN):
     name: ClassVar[str] = "Gated RNN of Eq. 2"
     aliases: ClassVar = {"lambda_": ("nu", nu_of)}
 
-    input_gating: Gating = part("gating")
-    nu: Float[Array, " n"] = tensor(recurrent=True)
-    output_gating: Gating = part("gating")
-    readout: Matrix = tensor(sparse=True)
-
-    def __check_init__(self) -> None:
-        self._check_sizes()
-        require_shape("nu", self.nu, (self.hidden,), "(hidden,)")
+    input_gating: Gating = part("gating", neurons="hidden", inputs_m="inputs", inputs_x="inputs")
+    nu: Float[Array, " hidden"] = tensor(recurrent=True)
+    output_gating: Gating = part("gating", neurons="pre_readout", inputs_m="hidden", inputs_x="hidden")
+    readout: Matrix = tensor("d_out pre_readout", sparse=True)
 
     @property
     def lambda_(self) -> Float[Array, " n"]:
@@ -218,14 +206,10 @@ class DenseGatedRNN(_AbstractGatedRNN):
     kind: ClassVar[str] = "gated-rnn-dense"
     name: ClassVar[str] = "Gated RNN with dense recurrence"
 
-    input_gating: Gating = part("gating")
-    recurrence: Float[Array, "n n"] = tensor(recurrent=True)
-    output_gating: Gating = part("gating")
-    readout: Matrix = tensor(sparse=True)
-
-    def __check_init__(self) -> None:
-        self._check_sizes()
-        require_shape("recurrence", self.recurrence, (self.hidden, self.hidden), "(hidden, hidden)")
+    input_gating: Gating = part("gating", neurons="hidden", inputs_m="inputs", inputs_x="inputs")
+    recurrence: Float[Array, "hidden hidden"] = tensor(recurrent=True)
+    output_gating: Gating = part("gating", neurons="pre_readout", inputs_m="hidden", inputs_x="hidden")
+    readout: Matrix = tensor("d_out pre_readout", sparse=True)
 
     @classmethod
     def random(cls, *, d: int, hidden: int, key: Array, **sizes: Any) -> DenseGatedRNN:

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from underhood.architectures.stack.cell import register_stack
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import part
 from underhood.layers.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.layers.norm import Norm, require_positive
-from underhood.layers.projection import LowRank, Projection, require_size
+from underhood.layers.projection import LowRank, Projection
 from underhood.layers.shares import Shares
 
 RANK = 16  # of the gate's bottleneck, in a model made by name
@@ -31,24 +31,20 @@ class GLA(AbstractMemoryCell):
 
     kind: ClassVar[str] = "gla-cell"
 
-    q_proj: Projection = part("projection")
-    k_proj: Projection = part("projection")
-    v_proj: Projection = part("projection")
-    gk_proj: LowRank = part("low-rank")
-    g_proj: Projection = part("projection")
-    g_norm: Norm = part("norm")
-    o_proj: Projection = part("projection")
+    q_proj: Projection = part("projection", rows="keys", columns="d")
+    k_proj: Projection = part("projection", rows="keys", columns="d")
+    v_proj: Projection = part("projection", rows="values", columns="d")
+    gk_proj: LowRank = part("low-rank", rows="keys", columns="d")
+    g_proj: Projection = part("projection", rows="values", columns="d")
+    g_norm: Norm = part("norm", channels="values//heads")
+    o_proj: Projection = part("projection", rows="d_out", columns="values")
     heads: int = eqx.field(static=True)
     gate_logit_normalizer: float = eqx.field(static=True, default=16.0)
 
-    def __check_init__(self) -> None:
+    def _check(self) -> None:
         keys, values = self.q_proj.rows, self.v_proj.rows
-        for name, rows in {"k_proj": keys, "gk_proj": keys, "g_proj": values, "q_proj": keys, "v_proj": values}.items():
-            require_size(name, getattr(self, name), rows, self.d)
         if not (isinstance(self.heads, int) and self.heads >= 1) or keys % self.heads or values % self.heads:
             raise UnderhoodError(f"expected heads that divide {keys} keys and {values} values", repr(self.heads))
-        require_shape("g_norm.weight", self.g_norm.weight, (values // self.heads,), "(d_v,)")
-        require_shape("o_proj.weight", self.o_proj.weight, (None, values), "(d_out, values)")
         require_positive("gate_logit_normalizer", self.gate_logit_normalizer)
 
     @property

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from underhood.architectures.stack.cell import register_stack
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import AbstractModel, Part, part, tensor
 from underhood.layers.convolution import Convolution
@@ -40,14 +40,8 @@ class BlockGate(Part):
 
     kind: ClassVar[str] = "block-gate"
 
-    weight: Float[Array, "blocks w w"] = tensor()
-    bias: Float[Array, "blocks w"] = tensor()
-
-    def __check_init__(self) -> None:
-        require_shape("weight", self.weight, (None, None, None), "(blocks, width, width)")
-        blocks, width, _ = self.weight.shape
-        require_shape("weight", self.weight, (blocks, width, width), "(blocks, width, width)")
-        require_shape("bias", self.bias, (blocks, width), "(blocks, width)")
+    weight: Float[Array, "blocks width width"] = tensor()
+    bias: Float[Array, "blocks width"] = tensor()
 
     @classmethod
     def random(cls, blocks: int, width: int, *, key: Array, dtype: DType) -> BlockGate:
@@ -79,28 +73,21 @@ class Griffin(AbstractModel):
 
     kind: ClassVar[str] = "griffin-cell"
 
-    linear_x: Linear = part("linear")
-    linear_y: Linear = part("linear")
-    conv_1d: Convolution = part("convolution")
-    input_gate: BlockGate = part("block-gate")
-    recurrent_gate: BlockGate = part("block-gate")
-    recurrent_param: Float[Array, " n"] = tensor(recurrent=True)  # Λ
-    linear_out: Linear = part("linear")
+    linear_x: Linear = part("linear", rows="channels", columns="d")
+    linear_y: Linear = part("linear", rows="channels", columns="d")
+    conv_1d: Convolution = part("convolution", channels="channels")
+    input_gate: BlockGate = part("block-gate", blocks="blocks", width="width")
+    recurrent_gate: BlockGate = part("block-gate", blocks="blocks", width="width")
+    recurrent_param: Float[Array, " channels"] = tensor(recurrent=True)  # Λ
+    linear_out: Linear = part("linear", rows="d_out", columns="channels")
     activation: Activation = eqx.field(static=True, default="gelu_pytorch_tanh")
 
-    def __check_init__(self) -> None:
+    def _check(self) -> None:
         if self.activation not in get_args(Activation):
             raise UnderhoodError(f"expected an activation of {', '.join(get_args(Activation))}", repr(self.activation))
-        require_shape("recurrent_param", self.recurrent_param, (None,), "(channels,)")
-        (channels,) = self.recurrent_param.shape
-        for name in ("linear_x", "linear_y"):
-            require_shape(f"{name}.weight", getattr(self, name).weight, (channels, self.d), "(channels, inputs)")
-        require_shape("conv_1d.weight", self.conv_1d.weight, (channels, None), "(channels, width)")
-        blocks, width = self.input_gate.bias.shape
+        (channels,), (blocks, width) = self.recurrent_param.shape, self.input_gate.bias.shape
         if blocks * width != channels:
             raise UnderhoodError(f"expected blocks of {channels} channels together", f"{blocks} of {width}")
-        require_shape("recurrent_gate.bias", self.recurrent_gate.bias, (blocks, width), "as input_gate has")
-        require_shape("linear_out.weight", self.linear_out.weight, (None, channels), "(outputs, channels)")
 
     @property
     def d(self) -> int:

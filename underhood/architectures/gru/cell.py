@@ -18,7 +18,6 @@ from jaxtyping import Array, Float
 
 from underhood.architectures.lstm.cell import (
     AbstractGates,
-    check_gates,
     delayed,
     disguised_gates,
     gates_of,
@@ -27,7 +26,7 @@ from underhood.architectures.lstm.cell import (
     scan_driven,
 )
 from underhood.architectures.stack.cell import register_stack
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import tensor
 from underhood.layers.gauge import Signal
@@ -45,21 +44,18 @@ class GRU(AbstractGates):
     kind: ClassVar[str] = "gru-cell"
     name: ClassVar[str] = "GRU"
 
-    u: Float[Array, "3 n d"] = tensor()
-    v: Float[Array, "3 n n"] = tensor()
-    b: Float[Array, "3 n"] = tensor()
-    b_hn: Float[Array, " n"] | None = tensor(optional=True, default=None)  # torch's, inside the reset
+    u: Float[Array, "3 hidden d"] = tensor()
+    v: Float[Array, "3 hidden hidden"] = tensor()
+    b: Float[Array, "3 hidden"] = tensor()
+    b_hn: Float[Array, " hidden"] | None = tensor(optional=True, default=None)  # torch's, inside the reset
     reset: Reset = eqx.field(static=True, default="before")
 
-    def __check_init__(self) -> None:
-        check_gates(self, gates=3)
+    def _check(self) -> None:
         if self.reset not in get_args(Reset):
             raise UnderhoodError("expected reset before or after", repr(self.reset))
         if (self.b_hn is None) != (self.reset == "before"):
             got = f"reset={self.reset!r} {'without' if self.b_hn is None else 'with'} b_hn"
             raise UnderhoodError("expected b_hn with reset='after', and only there", got)
-        if self.b_hn is not None:
-            require_shape("b_hn", self.b_hn, (self.hidden,), "(hidden,)")
 
     @classmethod
     def random(cls, *, d: int, hidden: int, key: Array, dtype: DType = jnp.float32, reset: Reset = "before") -> GRU:

@@ -9,7 +9,7 @@ Three forms (Appendix A.1):
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax
@@ -19,7 +19,7 @@ from jaxtyping import Array, Complex, Float
 
 from underhood.architectures.gated_rnn.cell import Gating
 from underhood.architectures.stack.cell import register_stack
-from underhood.core.arrays import DType, precision_of, require_shape
+from underhood.core.arrays import DType, precision_of
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import AbstractModel, part, tensor
 from underhood.layers.draws import uniform
@@ -50,45 +50,29 @@ class LRU(AbstractModel):
     kind: ClassVar[str] = "lru-cell"
     name: ClassVar[str] = "LRU"
 
-    nu_log: Float[Array, " n"] = tensor(recurrent=True)
-    theta_log: Float[Array, " n"] = tensor(recurrent=True)
-    gamma_log: Float[Array, " n"] = tensor(recurrent=True)
-    b_real: Matrix = tensor(sparse=True)  # (n, d_u)
-    b_imag: Matrix = tensor(sparse=True)  # (n, d_u)
-    c_real: Matrix = tensor(sparse=True)  # (d_y, n)
-    c_imag: Matrix = tensor(sparse=True)  # (d_y, n)
-    skip: Matrix = tensor(sparse=True)  # D of Eq. 7, (d_y, d_u)
-    output_gating: Gating = part("gating")
-    input_gating: Gating | None = part("gating", optional=True, default=None)
+    nu_log: Float[Array, " hidden"] = tensor(recurrent=True)
+    theta_log: Float[Array, " hidden"] = tensor(recurrent=True)
+    gamma_log: Float[Array, " hidden"] = tensor(recurrent=True)
+    b_real: Matrix = tensor("hidden inputs", sparse=True)
+    b_imag: Matrix = tensor("hidden inputs", sparse=True)
+    c_real: Matrix = tensor("read hidden", sparse=True)
+    c_imag: Matrix = tensor("read hidden", sparse=True)
+    skip: Matrix = tensor("read inputs", sparse=True)  # D of Eq. 7
+    output_gating: Gating = part("gating", inputs_x="read")
+    input_gating: Gating | None = part(
+        "gating", optional=True, default=None, neurons="inputs", inputs_m="d", inputs_x="d"
+    )
     form: Form = eqx.field(static=True, default="out")
 
-    def __check_init__(self) -> None:
+    def _check(self) -> None:
         if self.form not in get_args(Form):
             raise UnderhoodError("expected form out, in-out or in-skip", repr(self.form))
         if (self.input_gating is None) != (self.form == "out"):
             got = f"form {self.form!r} {'without' if self.input_gating is None else 'with'} one"
             raise UnderhoodError("expected an input gating in the forms in-out and in-skip, and only there", got)
-        require_shape("nu_log", self.nu_log, (None,), "(hidden,)")
-        (hidden,) = self.nu_log.shape
-        inputs = self.d if self.input_gating is None else self.input_gating.w_m.shape[0]
-        if self.input_gating is not None:
-            require_shape("input_gating.w_x", self.input_gating.w_x, (inputs, self.d), "as w_m has")
-        require_shape("b_real", self.b_real, (hidden, inputs), "(hidden, inputs)")
-        require_shape("c_real", self.c_real, (None, hidden), "(d_y, hidden)")
-        read = self.c_real.shape[0]
-        for name, shape in {
-            "theta_log": (hidden,),
-            "gamma_log": (hidden,),
-            "b_imag": (hidden, inputs),
-            "c_imag": (read, hidden),
-            "skip": (read, inputs),
-            "output_gating.w_x": (self.d_out, read),
-            "output_gating.w_m": (self.d_out, self.d if self.form == "in-skip" else read),
-        }.items():
-            value: Any = self
-            for step in name.split("."):
-                value = getattr(value, step)
-            require_shape(name, value, shape)
+        reads, wanted = self.output_gating.w_m.shape[1], self.d if self.form == "in-skip" else self.c_real.shape[0]
+        if reads != wanted:
+            raise UnderhoodError(f"expected output_gating.w_m to read {wanted} numbers in the form {self.form}", reads)
 
     @property
     def d(self) -> int:

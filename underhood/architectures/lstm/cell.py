@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.architectures.stack.cell import register_stack
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.model import AbstractModel, tensor
 from underhood.layers.gauge import SIGNS, Signal
 from underhood.layers.linear import lecun_normal
@@ -47,12 +47,9 @@ class LSTM(AbstractGates):
     kind: ClassVar[str] = "lstm-cell"
     name: ClassVar[str] = "LSTM"
 
-    u: Float[Array, "4 n d"] = tensor()
-    v: Float[Array, "4 n n"] | None = tensor(optional=True)  # none: the gates do not read h (Table 4)
-    b: Float[Array, "4 n"] = tensor()
-
-    def __check_init__(self) -> None:
-        check_gates(self, gates=4)
+    u: Float[Array, "4 hidden d"] = tensor()
+    v: Float[Array, "4 hidden hidden"] | None = tensor(optional=True)  # none: the gates do not read h (Table 4)
+    b: Float[Array, "4 hidden"] = tensor()
 
     @classmethod
     def random(cls, *, d: int, hidden: int, key: Array, dtype: DType = jnp.float32) -> LSTM:
@@ -103,15 +100,6 @@ def disguised_gates(
     for array in (u, b) if v is None else (u, v, b):
         array[candidate] *= np.reshape(neurons.scale, (-1, *[1] * (array.ndim - 2))).astype(array.dtype)
     return u, v, b, neurons
-
-
-def check_gates(cell: Any, gates: int) -> None:
-    """u, v and b have one row a gate, and agree on the number of hidden neurons."""
-    require_shape("u", cell.u, (gates, None, None), "(gates, hidden, inputs)")
-    hidden = np.shape(cell.u)[1]
-    if cell.v is not None:
-        require_shape("v", cell.v, (gates, hidden, hidden), "(gates, hidden, hidden)")
-    require_shape("b", cell.b, (gates, hidden), "(gates, hidden)")
 
 
 def random_gates(gates: int, d: int, hidden: int, key: Array, dtype: DType) -> tuple[Array, Array, Array]:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.architectures.stack.cell import register_stack
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.model import AbstractModel, part, tensor
 from underhood.layers.convolution import Convolution
 from underhood.layers.draws import uniform
@@ -33,32 +33,16 @@ class Mamba(AbstractModel):
 
     kind: ClassVar[str] = "mamba-cell"
 
-    in_proj: Matrix = tensor(sparse=True)  # (2 c, d)
-    conv1d: Convolution = part("convolution")
-    x_proj: Matrix = tensor(sparse=True)  # (r + 2 n, c)
-    dt_proj: Matrix = tensor(sparse=True)  # (c, r)
-    dt_bias: Float[Array, " c"] = tensor(recurrent=True)
-    a_log: Float[Array, "c n"] = tensor(recurrent=True)
-    skip: Float[Array, " c"] = tensor()  # D
-    out_proj: Matrix = tensor(sparse=True)  # (d_o, c)
-    in_bias: Float[Array, " cz"] | None = tensor(optional=True, default=None)
-    out_bias: Float[Array, " d_o"] | None = tensor(optional=True, default=None)
-
-    def __check_init__(self) -> None:
-        require_shape("a_log", self.a_log, (None, None), "(channels, state)")
-        channels, state = self.a_log.shape
-        require_shape("dt_proj", self.dt_proj, (channels, None), "(channels, rank)")
-        rank = self.dt_proj.shape[1]
-        require_shape("in_proj", self.in_proj, (2 * channels, None), "(2 × channels, inputs)")
-        require_shape("conv1d.weight", self.conv1d.weight, (channels, None), "(channels, width)")
-        require_shape("x_proj", self.x_proj, (rank + 2 * state, channels), "(rank + 2 × state, channels)")
-        require_shape("dt_bias", self.dt_bias, (channels,), "(channels,)")
-        require_shape("skip", self.skip, (channels,), "(channels,)")
-        require_shape("out_proj", self.out_proj, (None, channels), "(outputs, channels)")
-        if self.in_bias is not None:
-            require_shape("in_bias", self.in_bias, (2 * channels,), "(2 × channels,)")
-        if self.out_bias is not None:
-            require_shape("out_bias", self.out_bias, (self.d_out,), "(outputs,)")
+    in_proj: Matrix = tensor("2*channels d", sparse=True)
+    conv1d: Convolution = part("convolution", channels="channels")
+    x_proj: Matrix = tensor("rank+2*state channels", sparse=True)
+    dt_proj: Matrix = tensor("channels rank", sparse=True)
+    dt_bias: Float[Array, " channels"] = tensor(recurrent=True)
+    a_log: Float[Array, "channels state"] = tensor(recurrent=True)
+    skip: Float[Array, " channels"] = tensor()  # D
+    out_proj: Matrix = tensor("d_out channels", sparse=True)
+    in_bias: Float[Array, " 2*channels"] | None = tensor(optional=True, default=None)
+    out_bias: Float[Array, " d_out"] | None = tensor(optional=True, default=None)
 
     @property
     def d(self) -> int:

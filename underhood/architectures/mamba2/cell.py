@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.architectures.stack.cell import register_stack
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import part, tensor
 from underhood.layers.convolution import Convolution, Past
@@ -43,21 +43,18 @@ class Mamba2(AbstractMemoryCell):
 
     kind: ClassVar[str] = "mamba2-cell"
 
-    in_proj: Projection = part("projection")
-    conv1d: Convolution = part("convolution")
-    dt_bias: Float[Array, " h"] = tensor(recurrent=True)
-    A_log: Float[Array, " h"] = tensor(recurrent=True)
-    D: Float[Array, " h"] = tensor()
-    norm: Norm = part("norm")
-    out_proj: Projection = part("projection")
+    in_proj: Projection = part("projection", rows="inner+channels+heads", columns="d")
+    conv1d: Convolution = part("convolution", channels="channels")
+    dt_bias: Float[Array, " heads"] = tensor(recurrent=True)
+    A_log: Float[Array, " heads"] = tensor(recurrent=True)
+    D: Float[Array, " heads"] = tensor()
+    norm: Norm = part("norm", channels="inner")
+    out_proj: Projection = part("projection", rows="d_out", columns="inner")
     groups: int = eqx.field(static=True, default=1)
     least_step: float = eqx.field(static=True, default=0.0)  # bounds of Δ
     most_step: float | None = eqx.field(static=True, default=None)
 
-    def __check_init__(self) -> None:
-        require_shape("dt_bias", self.dt_bias, (None,), "(heads,)")
-        for name in ("A_log", "D"):
-            require_shape(name, getattr(self, name), (self.heads,), "(heads,)")
+    def _check(self) -> None:
         inner, both = self.out_proj.columns, self.conv1d.channels - self.out_proj.columns
         if not (isinstance(self.groups, int) and self.groups >= 1) or self.heads % self.groups:
             raise UnderhoodError(f"expected groups that divide {self.heads} heads", repr(self.groups))
@@ -67,10 +64,6 @@ class Mamba2(AbstractMemoryCell):
             raise UnderhoodError(
                 f"expected channels of conv1d for {inner} of x and {self.groups} groups of B and C", both
             )
-        require_shape("norm.weight", self.norm.weight, (inner,), "(columns of out_proj,)")
-        require_shape(
-            "in_proj.weight", self.in_proj.weight, (2 * inner + both + self.heads, None), "(z, x, B, C, Δ; d)"
-        )
 
     @property
     def d(self) -> int:

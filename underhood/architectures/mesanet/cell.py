@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.architectures.stack.cell import register_stack
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import part, tensor
 from underhood.layers.convolution import Convolution, Past
@@ -46,29 +46,22 @@ class MesaNet(AbstractMemoryCell):
 
     kind: ClassVar[str] = "mesanet-cell"
 
-    q_proj: Projection = part("projection")
-    k_proj: Projection = part("projection")
-    v_proj: Projection = part("projection")
-    a_proj: Projection = part("projection")
-    b_proj: Projection = part("projection")
-    q_conv1d: Convolution = part("convolution")
-    k_conv1d: Convolution = part("convolution")
+    q_proj: Projection = part("projection", rows="keys", columns="d")
+    k_proj: Projection = part("projection", rows="keys", columns="d")
+    v_proj: Projection = part("projection", rows="values", columns="d")
+    a_proj: Projection = part("projection", rows="heads", columns="d")
+    b_proj: Projection = part("projection", rows="heads", columns="d")
+    q_conv1d: Convolution = part("convolution", channels="keys")
+    k_conv1d: Convolution = part("convolution", channels="keys")
     lambda_params: Float[Array, " keys"] = tensor(recurrent=True)
-    o_norm: Norm = part("norm")
-    o_proj: Projection = part("projection")
+    o_norm: Norm = part("norm", channels="values//heads")
+    o_proj: Projection = part("projection", rows="d_out", columns="values")
     lambda_lower_bound: float = eqx.field(static=True, default=0.25)
 
-    def __check_init__(self) -> None:
+    def _check(self) -> None:
         keys, values = self.q_proj.rows, self.v_proj.rows
         if keys % self.heads or values % self.heads:
             raise UnderhoodError(f"expected keys and values that {self.heads} heads divide", f"{keys} and {values}")
-        for name, size in {"k_proj": keys, "v_proj": values, "a_proj": self.heads, "b_proj": self.heads}.items():
-            require_shape(f"{name}.weight", getattr(self, name).weight, (size, self.d))
-        for name in ("q_conv1d", "k_conv1d"):
-            require_shape(f"{name}.weight", getattr(self, name).weight, (keys, None), "(heads · d_k, width)")
-        require_shape("lambda_params", self.lambda_params, (keys,), "(heads · d_k,)")
-        require_shape("o_norm.weight", self.o_norm.weight, (values // self.heads,), "(d_v,)")
-        require_shape("o_proj.weight", self.o_proj.weight, (None, values), "(d_out, heads · d_v)")
         require_positive("lambda_lower_bound", self.lambda_lower_bound)
 
     @property

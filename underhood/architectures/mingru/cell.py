@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.architectures.stack.cell import register_stack
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import AbstractModel, tensor
 from underhood.layers.linear import lecun_normal
@@ -30,19 +30,13 @@ class MinGRU(AbstractModel):
 
     kind: ClassVar[str] = "mingru-cell"
 
-    to_hidden_and_gate: Float[Array, "hz d"] = tensor()
-    to_out: Float[Array, "d_o n"] | None = tensor(optional=True, default=None)
+    to_hidden_and_gate: Float[Array, "2*hidden d"] = tensor()
+    to_out: Float[Array, "d_out hidden"] | None = tensor(optional=True, default=None)
     candidate: Candidate = eqx.field(static=True, default="positive")
 
-    def __check_init__(self) -> None:
+    def _check(self) -> None:
         if self.candidate not in get_args(Candidate):
             raise UnderhoodError("expected a candidate of positive or linear", repr(self.candidate))
-        require_shape("to_hidden_and_gate", self.to_hidden_and_gate, (None, None), "(2 × hidden, inputs)")
-        if self.to_hidden_and_gate.shape[0] % 2:
-            rows = self.to_hidden_and_gate.shape[0]
-            raise UnderhoodError("expected an even number of rows in to_hidden_and_gate", rows)
-        if self.to_out is not None:
-            require_shape("to_out", self.to_out, (None, self.hidden), "(outputs, hidden)")
 
     @property
     def d(self) -> int:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from underhood.architectures.stack.cell import register_stack
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import part, tensor
 from underhood.layers.convolution import Convolution, Past
@@ -33,7 +33,7 @@ from underhood.layers.memory import (
     memory_scan,
 )
 from underhood.layers.norm import Norm
-from underhood.layers.projection import Headwise, Projection, biased, require_size
+from underhood.layers.projection import Headwise, Projection, biased
 from underhood.layers.shares import Shares
 
 EPS = 1e-6
@@ -47,30 +47,21 @@ class MLSTM(AbstractMemoryCell):
 
     kind: ClassVar[str] = "mlstm-cell"
 
-    proj_up: Projection = part("projection")
-    conv1d: Convolution = part("convolution")
-    q_proj: Headwise = part("headwise")
-    k_proj: Headwise = part("headwise")
-    v_proj: Headwise = part("headwise")
-    igate: Projection = part("projection")
-    fgate: Projection = part("projection")
-    outnorm: Norm = part("norm")
+    proj_up: Projection = part("projection", rows="2*inner", columns="d")
+    conv1d: Convolution = part("convolution", channels="inner")
+    q_proj: Headwise = part("headwise", rows="inner", columns="inner")
+    k_proj: Headwise = part("headwise", rows="inner", columns="inner")
+    v_proj: Headwise = part("headwise", rows="inner", columns="inner")
+    igate: Projection = part("projection", rows="heads", columns="3*inner")
+    fgate: Projection = part("projection", rows="heads", columns="3*inner")
+    outnorm: Norm = part("norm", channels="inner")
     learnable_skip: Float[Array, " inner"] = tensor()
-    proj_down: Projection = part("projection")
+    proj_down: Projection = part("projection", rows="d_out", columns="inner")
 
-    def __check_init__(self) -> None:
-        require_shape("learnable_skip", self.learnable_skip, (None,), "(inner,)")
+    def _check(self) -> None:
         (inner,) = self.learnable_skip.shape
         if inner % self.heads:
             raise UnderhoodError(f"expected an inner size that {self.heads} heads divide", inner)
-        require_shape("proj_up.weight", self.proj_up.weight, (2 * inner, None), "(x, z; d)")
-        require_shape("conv1d.weight", self.conv1d.weight, (inner, None), "(inner, width)")
-        for name in ("q_proj", "k_proj", "v_proj"):
-            require_size(name, getattr(self, name), inner, inner)
-        for name in ("igate", "fgate"):
-            require_shape(f"{name}.weight", getattr(self, name).weight, (self.heads, 3 * inner), "(heads, 3 inner)")
-        require_shape("outnorm.weight", self.outnorm.weight, (inner,), "(inner,)")
-        require_shape("proj_down.weight", self.proj_down.weight, (None, inner), "(d_out, inner)")
 
     @property
     def d(self) -> int:

@@ -18,13 +18,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from underhood.architectures.stack.cell import register_stack
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import part, tensor
 from underhood.layers.convolution import Convolution
 from underhood.layers.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.layers.norm import Norm, unit
-from underhood.layers.projection import LowRank, Projection, require_size
+from underhood.layers.projection import LowRank, Projection
 from underhood.layers.shares import Shares
 
 FASTEST = -float(np.exp(-0.5))  # log w where σ is 1: no channel forgets more than 45 % a step
@@ -45,32 +45,21 @@ class RWKV7(AbstractMemoryCell):
     x_v: Float[Array, " d"] = tensor()
     x_a: Float[Array, " d"] = tensor()
     x_g: Float[Array, " d"] = tensor()
-    r_proj: Projection = part("projection")
-    k_proj: Projection = part("projection")
-    v_proj: Projection = part("projection")
-    w_lora: LowRank = part("low-rank")
-    a_lora: LowRank = part("low-rank")
-    g_lora: LowRank = part("low-rank")
-    k_k: Float[Array, " keys"] = tensor()
-    k_a: Float[Array, " keys"] = tensor()
-    r_k: Float[Array, "h k"] = tensor()
-    g_norm: Norm = part("norm")
-    o_proj: Projection = part("projection")
+    r_proj: Projection = part("projection", rows="heads*d_key", columns="d")
+    k_proj: Projection = part("projection", rows="heads*d_key", columns="d")
+    v_proj: Projection = part("projection", rows="values", columns="d")
+    w_lora: LowRank = part("low-rank", rows="heads*d_key", columns="d")
+    a_lora: LowRank = part("low-rank", rows="heads*d_key", columns="d")
+    g_lora: LowRank = part("low-rank", rows="values", columns="d")
+    k_k: Float[Array, " heads*d_key"] = tensor()
+    k_a: Float[Array, " heads*d_key"] = tensor()
+    r_k: Float[Array, "heads d_key"] = tensor()
+    g_norm: Norm = part("norm", channels="values")
+    o_proj: Projection = part("projection", rows="d_out", columns="values")
 
-    def __check_init__(self) -> None:
-        require_shape("r_k", self.r_k, (None, None), "(heads, d_k)")
-        keys, values = self.r_k.size, self.v_proj.rows
-        if values % self.heads:
-            raise UnderhoodError(f"expected values that {self.heads} heads divide", values)
-        for name in ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g"):
-            require_shape(name, getattr(self, name), (self.d,), "(d,)")
-        for name in ("k_k", "k_a"):
-            require_shape(name, getattr(self, name), (keys,), "(heads · d_k,)")
-        rows = {"r_proj": keys, "k_proj": keys, "w_lora": keys, "a_lora": keys, "v_proj": values, "g_lora": values}
-        for name, size in rows.items():
-            require_size(name, getattr(self, name), size, self.d)
-        require_shape("g_norm.weight", self.g_norm.weight, (values,), "(heads · d_v,)")
-        require_shape("o_proj.weight", self.o_proj.weight, (None, values), "(d_out, heads · d_v)")
+    def _check(self) -> None:
+        if self.v_proj.rows % self.heads:
+            raise UnderhoodError(f"expected values that {self.heads} heads divide", self.v_proj.rows)
 
     @property
     def d(self) -> int:

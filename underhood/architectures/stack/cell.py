@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 from jaxtyping import Array, Float
 
-from underhood.core.arrays import DType, require_shape
+from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import CELL, AbstractModel, architecture, part
 from underhood.layers.linear import Linear
@@ -26,7 +26,7 @@ class Stack(AbstractModel):
     cells: tuple[AbstractModel, ...] = part(CELL)
     readout: Linear = part("linear")
 
-    def __check_init__(self) -> None:
+    def _check(self) -> None:
         if not self.cells:
             raise UnderhoodError("expected one cell or more in a stack", "none")
         size = self.embedding.weight.shape[0]
@@ -34,7 +34,8 @@ class Stack(AbstractModel):
             if cell.d != size:
                 raise UnderhoodError(f"expected {size} inputs of cells.{index}, the outputs of the layer below", cell.d)
             size = cell.d_out
-        require_shape("readout.weight", self.readout.weight, (None, size), "(d_out, outputs of the last cell)")
+        if (columns := self.readout.weight.shape[1]) != size:
+            raise UnderhoodError(f"expected {size} inputs of readout, the outputs of the last cell", columns)
 
     @property
     def d(self) -> int:
