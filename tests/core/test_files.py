@@ -216,7 +216,7 @@ def test_sparse_matrices_act_as_their_dense_form():
             assert agree(sparse.apply(xs[0]), dense @ np.asarray(xs[0]))
     with pytest.raises(uh.UnderhoodError, match="within the 4 columns"):
         uh.SparseMatrix((Block(None, 0, 5),), 4)
-    with pytest.raises(uh.UnderhoodError, match="expected base of shape .* with width = 2"):
+    with pytest.raises(uh.UnderhoodError, match=r"expected base of shape .* with width = 2"):
         Block(base[0, :1], 0, 2)
     with pytest.raises(uh.UnderhoodError, match="a whole number of 1 or more as a block's repeats"):
         Block(None, 0, 5, repeats=0)

@@ -62,7 +62,7 @@ def test_off_hands_its_input_on():
 
 
 def test_wrong_shapes_are_refused():
-    with pytest.raises(uh.UnderhoodError, match="expected bias of shape .* with channels = 3"):
+    with pytest.raises(uh.UnderhoodError, match=r"expected bias of shape .* with channels = 3"):
         Convolution(np.ones((3, 4)), np.ones(4))
     with pytest.raises(uh.UnderhoodError, match="weight of shape"):
         Convolution(np.ones((3, 0)))
