@@ -1,0 +1,29 @@
+"""mamba: a norm and a Mamba mixer a layer, no MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from underhood.interop.bridges import BRIDGES, positive, whole
+from underhood.language.blocks import Block, Branch, Network
+from underhood.language.family import assembled, family, layers_of
+from underhood.language.weights import Weights
+
+_BRIDGE = BRIDGES["transformers.models.mamba.modeling_mamba.MambaMixer"]
+
+
+@family(
+    "mamba", " ".join(_BRIDGE.fields), hidden_size=768, num_hidden_layers=32, vocab_size=50280,
+    layer_norm_epsilon=1e-5, tie_word_embeddings=True,
+)  # fmt: skip
+def read_mamba(settings: dict[str, Any], weights: Weights) -> Network:
+    body, d, eps = weights.under("backbone"), whole(settings, "hidden_size"), positive(settings, "layer_norm_epsilon")
+
+    def block(index: int) -> Block:
+        layer = body.under(f"layers.{index}")
+        mixer = layer.under("mixer").cell("MambaMixer", settings)
+        return Block((Branch(layer.norm("norm", d, eps), mixer),))
+
+    blocks = layers_of(settings, block)
+    norm = body.norm("norm_f", d, eps)
+    return assembled(settings, weights, blocks, norm, body="backbone", embedding="embeddings")

@@ -1,0 +1,30 @@
+"""mamba2: a norm and a Mamba-2 mixer a layer, no MLP; Mamba-Codestral is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from underhood.interop.bridges import BRIDGES, positive, whole
+from underhood.language.blocks import Block, Branch, Network
+from underhood.language.family import assembled, family, layers_of
+from underhood.language.weights import Weights
+
+_BRIDGE = BRIDGES["transformers.models.mamba2.modeling_mamba2.Mamba2Mixer"]
+
+
+@family(
+    "mamba2", " ".join(_BRIDGE.fields), hidden_size=4096, num_hidden_layers=64, vocab_size=32768, num_heads=128,
+    head_dim=64, layer_norm_epsilon=1e-5, tie_word_embeddings=False, time_step_limit=(0.0, np.inf),
+)  # fmt: skip
+def read_mamba2(settings: dict[str, Any], weights: Weights) -> Network:
+    body, d, eps = weights.under("backbone"), whole(settings, "hidden_size"), positive(settings, "layer_norm_epsilon")
+
+    def block(index: int) -> Block:
+        layer = body.under(f"layers.{index}")
+        mixer = layer.under("mixer").cell("Mamba2Mixer", settings)
+        return Block((Branch(layer.norm("norm", d, eps), mixer),))
+
+    blocks, norm = layers_of(settings, block), body.norm("norm_f", d, eps)
+    return assembled(settings, weights, blocks, norm, body="backbone", embedding="embeddings")
