@@ -30,6 +30,9 @@ from .interop.foreign import probe as probe
 from .interop.pretrained import from_pretrained as from_pretrained
 from .interop.torch import from_torch as from_torch
 from .interop.torch import to_torch as to_torch
+from .language.checkpoint import open_model as open_model
+from .language.model import LanguageModel as LanguageModel
+from .language.model import Reading as Reading
 from .layers.linear import Linear as Linear
 from .layers.linear import SparseMatrix as SparseMatrix
 from .pages.attend import attend as attend

@@ -226,5 +226,3 @@ class Network(eqx.Module):
         for block in self.blocks:
             x = block(x)
         return self.logits(x)
-
-

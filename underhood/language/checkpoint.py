@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from underhood.core.errors import UnderhoodError
@@ -45,7 +44,7 @@ def open_model(folder: str | os.PathLike[str]) -> LanguageModel:
         found: dict[str, Any] = {}
         for file in dict.fromkeys(places[name] for name in names):
             found |= _read(path / file, {name: name for name in names if places[name] == file})
-        return {name: jnp.asarray(as_float(name, tensor)) for name, tensor in found.items()}
+        return {name: as_float(name, tensor) for name, tensor in found.items()}
 
     network = read_network(config, Weights(places, read), str(path / CONFIG))
     tokenizer = read_tokenizer(path, network.vocabulary)

@@ -57,7 +57,7 @@ def family(
     """
 
     def register(read: ReadNetwork) -> ReadNetwork:
-        known = frozenset(fields.split()) | defaults.keys() | set(UNUSED.split()) | set(GENERAL.split())
+        known = frozenset({*fields.split(), *defaults, *UNUSED.split(), *GENERAL.split()})
         FAMILIES.register(name)(Family(name, read, known, defaults, ignored, text))
         return read
 
@@ -107,7 +107,8 @@ def assembled(
     if not own and not tied:
         raise UnderhoodError(f"no tensor {head}.weight in the checkpoint, and no tie_word_embeddings in config.json")
     matrix = weights.sized(f"{head}.weight", vocabulary, d) if own else None
-    return Network(table, blocks, norm, None if tied else matrix, weights.get(f"{head}.bias"), **more)
+    bias = weights.sized(f"{head}.bias", vocabulary) if f"{head}.bias" in weights else None
+    return Network(table, blocks, norm, None if tied else matrix, bias, **more)
 
 
 def layers_of(settings: Settings, read: Callable[[int], Block]) -> tuple[Block, ...]:

@@ -178,7 +178,7 @@ class Reading:
         return float(np.mean(self.losses)) if len(self.numbers) > 1 else float("nan")
 
     @property
-    def losses(self) -> Float[np.ndarray, " t-1"]:
+    def losses(self) -> Float[np.ndarray, " later"]:
         """−log p of each token but the first, in nats."""
         likely = jax.nn.log_softmax(self.logits[:-1], axis=1)
         return -np.asarray(likely)[np.arange(len(likely)), self.numbers[1:]]

@@ -99,5 +99,3 @@ class SoftmaxMixer(eqx.Module):
         if self.window is not None:
             seen &= ~np.tri(length, len(k), start - self.window, dtype=bool)
         return jax.nn.softmax(jnp.where(seen[None], scores, -jnp.inf), axis=2), v, opened, (k, v)
-
-

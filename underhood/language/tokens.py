@@ -86,7 +86,9 @@ def read_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
     path = folder / TOKENIZER
     library = require("tokenizers", "language", "a text")
     if not path.is_file():
-        remedy = f"Save it beside the weights as {TOKENIZER}: AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)."
+        remedy = (
+            f"Save it beside the weights as {TOKENIZER}: AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)."
+        )
         raise UnderhoodError(f"no {TOKENIZER} in {folder}", remedy=remedy)
     try:
         inner = library.Tokenizer.from_file(str(path))

@@ -13,7 +13,12 @@ from underhood.language.blocks import Block, Branch, Network
 from underhood.language.family import assembled, family, layers_of
 from underhood.language.weights import Weights
 
-MIXER = {"kind": "stack", "embedding": {"kind": "linear"}, "cells": [{"kind": "gru-cell"}], "readout": {"kind": "linear"}}
+MIXER = {
+    "kind": "stack",
+    "embedding": {"kind": "linear"},
+    "cells": [{"kind": "gru-cell"}],
+    "readout": {"kind": "linear"},
+}
 
 
 @family("underhood-gru", "hidden_size num_hidden_layers gru_size rms_norm_eps", tie_word_embeddings=True)

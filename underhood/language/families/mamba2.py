@@ -15,11 +15,13 @@ _BRIDGE = BRIDGES["transformers.models.mamba2.modeling_mamba2.Mamba2Mixer"]
 
 
 @family(
-    "mamba2", " ".join(_BRIDGE.fields), hidden_size=4096, num_hidden_layers=64, vocab_size=32768, num_heads=128,
+    "mamba2", " ".join(_BRIDGE.fields) + " intermediate_size time_step_init_scheme time_step_scale", hidden_size=4096, num_hidden_layers=64, vocab_size=32768, num_heads=128,
     head_dim=64, layer_norm_epsilon=1e-5, tie_word_embeddings=False, time_step_limit=(0.0, np.inf),
 )  # fmt: skip
 def read_mamba2(settings: dict[str, Any], weights: Weights) -> Network:
     body, d, eps = weights.under("backbone"), whole(settings, "hidden_size"), positive(settings, "layer_norm_epsilon")
+    # Mamba-Codestral's config.json says norm_before_gate: true, and both its authors' code and transformers gate first.
+    settings = {name: value for name, value in settings.items() if name != "norm_before_gate"}
 
     def block(index: int) -> Block:
         layer = body.under(f"layers.{index}")

@@ -92,7 +92,5 @@ def expert_matrices(weights: Weights, count: int, size: int, d: int) -> tuple[An
     import jax.numpy as jnp
 
     experts = [weights.under(str(index)) for index in range(count)]
-    up = [
-        jnp.concatenate([one.sized(f"{name}_proj.weight", size, d) for name in ("gate", "up")]) for one in experts
-    ]
+    up = [jnp.concatenate([one.sized(f"{name}_proj.weight", size, d) for name in ("gate", "up")]) for one in experts]
     return stacked(up), stacked(one.sized("down_proj.weight", d, size) for one in experts)
