@@ -1,4 +1,4 @@
-"""Small models of bytes, to show on something trained what this room does: their sizes, first weights, text and files."""
+"""Small models of bytes, to show what this room does on something trained: sizes, first weights, text and files."""
 
 from __future__ import annotations
 

@@ -58,6 +58,6 @@ def _require_room(path: Path, places: dict[str, str]) -> None:
         if not (path / file).is_file():
             raise UnderhoodError(f"no such file: {path / file}", remedy="A shard is missing: take all files.")
         with _opened(path / file) as opened:
-            for name in opened.keys():  # noqa: SIM118: not a mapping
+            for name in list(opened.keys()):
                 numbers += int(np.prod(opened.get_slice(name).get_shape(), dtype=np.int64))
     require_memory(WIDE * numbers, f"the weights of {path}", "Take a smaller model.")

@@ -215,7 +215,7 @@ class Reading:
         **Arguments:**
 
         - `layer`: Which layer, from 0 on.
-        - `head`: One head (or group of channels, where a layer has a memory for each channel); all of them unless given.
+        - `head`: One head, or group of channels where each channel has a memory; all of them unless given.
         - `settings`: Those of `uh.attention_map`, for mixers that are cells.
 
         **Returns:**
@@ -323,7 +323,7 @@ class States:
         _, state = _scanned(self._mixer, jnp.asarray(self._inputs[start + 1 : stop]), state)
         return jax.tree.map(np.asarray, state)
 
-    def memory(self, at: SupportsIndex) -> Float[np.ndarray, "..."]:
+    def memory(self, at: SupportsIndex) -> Float[np.ndarray, ...]:
         """The largest part of the state: the memory itself, without a convolution's last inputs.
 
         **Arguments:**

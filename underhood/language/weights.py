@@ -42,10 +42,6 @@ class Weights:
             raise UnderhoodError(f"no tensor {whole} in the checkpoint", remedy="Take all files of the model.")
         return self._take([whole])[whole]
 
-    def get(self, name: str) -> Any:
-        """The tensor, or None where the checkpoint has none of this name."""
-        return self[name] if name in self else None
-
     def sized(self, name: str, *shape: int) -> Array:
         """The tensor, of this shape."""
         tensor = self[name]

@@ -1,7 +1,7 @@
 """f(u) = f(0) + e ⊙ u with e = (f(u) − f(0))/u held at its value: a network as it acts on this one sequence.
 
-Within `holding()`, gates, norms and softmax weights are constants and activations are factors, so that a layer is linear
-in its inputs. Its values do not change, and its gradient is that of the frozen map: `jax.vjp` of a layer's `_scan`
+Within `holding()`, gates, norms and softmax weights are constants and activations are factors, so that a layer is
+linear in its inputs. Its values do not change, and its gradient is that of the frozen map: `jax.vjp` of a layer's `_scan`
 gives what each input step adds to any target, in one pass and O(t·d) memory.
 """
 
@@ -23,7 +23,7 @@ _HELD: contextvars.ContextVar[Products | None] = contextvars.ContextVar("held", 
 
 @contextlib.contextmanager
 def holding(products: Products = "halves") -> Iterator[None]:
-    """Trace layers as linear in their inputs. Not part of any cache's key: enter it inside the function that is traced."""
+    """Trace layers as linear in their inputs. No cache knows of it: enter it inside the function that is traced."""
     token = _HELD.set(products)
     try:
         yield
@@ -46,7 +46,7 @@ def factor(function: Callable[[Array], Array], u: Array) -> Array:
     return nought + jax.lax.stop_gradient(ratio) * u
 
 
-def gated(value: Float[Array, "..."], function: Callable[[Array], Array], u: Float[Array, "..."]) -> Array:
+def gated(value: Float[Array, ...], function: Callable[[Array], Array], u: Float[Array, ...]) -> Array:
     """value ⊙ f(u); while holding, half of it is the value's with f(u) constant, and half is the other way round."""
     opened = factor(function, u)
     if _HELD.get() != "halves":

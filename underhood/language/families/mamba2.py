@@ -12,10 +12,11 @@ from underhood.language.family import assembled, family, layers_of
 from underhood.language.weights import Weights
 
 _BRIDGE = BRIDGES["transformers.models.mamba2.modeling_mamba2.Mamba2Mixer"]
+_FIELDS = " ".join((*_BRIDGE.fields, "intermediate_size", "time_step_init_scheme", "time_step_scale"))
 
 
 @family(
-    "mamba2", " ".join(_BRIDGE.fields) + " intermediate_size time_step_init_scheme time_step_scale", hidden_size=4096, num_hidden_layers=64, vocab_size=32768, num_heads=128,
+    "mamba2", _FIELDS, hidden_size=4096, num_hidden_layers=64, vocab_size=32768, num_heads=128,
     head_dim=64, layer_norm_epsilon=1e-5, tie_word_embeddings=False, time_step_limit=(0.0, np.inf),
 )  # fmt: skip
 def read_mamba2(settings: dict[str, Any], weights: Weights) -> Network:

@@ -1,4 +1,4 @@
-"""recurrent_gemma: Griffin's recurrent blocks and attention within a window, two to one, each followed by a gated MLP."""
+"""recurrent_gemma: Griffin's recurrent blocks and attention within a window, two to one, each with a gated MLP."""
 
 from __future__ import annotations
 
