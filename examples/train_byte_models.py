@@ -1,5 +1,5 @@
-"""Byte-level language models of four layers, trained on Python's own help texts: Mamba, Gated DeltaNet, GRU, and softmax
-attention as a control, in transformers' format. `python examples/train_byte_models.py OUT [NAME …]`
+"""Byte-level language models of four layers, trained on Python's own help texts: Mamba, Gated DeltaNet, GRU, and
+softmax attention as a control, in transformers' format. `python examples/train_byte_models.py OUT [NAME …]`
 
 A quarter of the sequences are random bytes that repeat: there, and almost only there, induction pays. A run that was
 stopped goes on where it was.

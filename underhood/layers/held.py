@@ -1,8 +1,8 @@
 """f(u) = f(0) + e ⊙ u with e = (f(u) − f(0))/u held at its value: a network as it acts on this one sequence.
 
 Within `holding()`, gates, norms and softmax weights are constants and activations are factors, so that a layer is
-linear in its inputs. Its values do not change, and its gradient is that of the frozen map: `jax.vjp` of a layer's `_scan`
-gives what each input step adds to any target, in one pass and O(t·d) memory.
+linear in its inputs. Its values do not change, and its gradient is that of the frozen map: `jax.vjp` of a layer's
+`_scan` gives what each input step adds to any target, in one pass and O(t·d) memory.
 """
 
 from __future__ import annotations
