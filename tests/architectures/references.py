@@ -119,5 +119,5 @@ def stack(model, xs):
 
 def reference(model, xs):
     if model.kind not in REFERENCES:
-        importlib.import_module(f"tests.cells.test_{model.kind.removesuffix('-cell').replace('-', '_')}")
+        importlib.import_module(f"tests.architectures.test_{type(model).__module__.split('.')[2]}")
     return REFERENCES[model.kind](model, np.asarray(xs, np.float64))

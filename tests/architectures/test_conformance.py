@@ -213,7 +213,9 @@ def imported_at_the_top(source):
 
 def test_transcriptions_need_no_oracles():
     """This file runs in environments without torch, and reads the transcriptions in the others."""
-    for path in Path(__file__).parent.glob("*.py"):
+    transcriptions = [path for path in Path(__file__).parent.glob("*.py") if "lowering" not in path.name]
+    assert len(transcriptions) > 10
+    for path in transcriptions:
         assert not ORACLES & set(imported_at_the_top(path.read_text())), path.name
     assert {"torch", "xlstm"} <= set(imported_at_the_top("import torch.nn\nfrom xlstm.blocks import mLSTMLayer"))
 

@@ -215,7 +215,7 @@ def test_wrong_layers_are_refused_as_data(target, layers, source):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"to": "transformer"}, "Known: gated-rnn"),
+        ({"to": "transformer"}, "Known: gated-deltanet, gated-rnn"),
         ({"horizon": 0}, "expected a horizon from 1 to"),
         ({"horizon": 10**20}, "expected a horizon from 1 to"),
         ({"input_bound": -1.0}, "expected an input_bound above 0"),

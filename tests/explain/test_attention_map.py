@@ -144,7 +144,7 @@ class Replay:
     """Runs a cell with some of its values; norms and normalisers are those of the first run, with all of them."""
 
     def __init__(self, name, monkeypatch):
-        home = importlib.import_module(type(uh.make_model(name, 3).cells[0]).__module__)
+        home = importlib.import_module(type(uh.make_model(name, 3, hidden=4).cells[0]).__module__)
         self.norms, self.kept = [], None
         if hasattr(home, "memory_scan"):
             self.scan = home.memory_scan

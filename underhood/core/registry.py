@@ -26,15 +26,15 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Things of one sort by name, in the order of registration.
+    """Things of one sort by name, in the order of their names; in that of registration where not `by_name`.
 
     `homes` are the modules that register the package's own things: "underhood.training.tasks.*" is every file of that
     folder, "underhood.architectures.*.cell" the `cell` of every folder there. They are imported at the first look-up,
     and the modules of other packages after them.
     """
 
-    def __init__(self, sort: str, *homes: str) -> None:
-        self.sort, self.homes = sort, homes
+    def __init__(self, sort: str, *homes: str, by_name: bool = True) -> None:
+        self.sort, self.homes, self.by_name = sort, homes, by_name
         self._things: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -74,6 +74,10 @@ class Registry(Generic[T]):
         for home in self.homes:
             import_all(home)
         _load_entry_points()
+        if self.by_name and list(self._things) != (names := sorted(self._things)):
+            things = {name: self._things[name] for name in names}
+            self._things.clear()
+            self._things.update(things)
         return self._things
 
 

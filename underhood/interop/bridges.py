@@ -67,7 +67,7 @@ class Bridge:
         return self.public.rpartition(".")[2]
 
 
-BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.architectures.*.bridge")
+BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.architectures.*.bridge", by_name=False)
 
 
 def bridge(public: str, **fields: Any) -> Bridge:
