@@ -7,7 +7,13 @@ from .architectures.gru.cell import GRU as GRU
 from .architectures.lru.cell import LRU as LRU
 from .architectures.lstm.cell import LSTM as LSTM
 from .architectures.stack.cell import Stack as Stack
+from .attention.features import EluFeatures as EluFeatures
+from .attention.features import FeatureAttention as FeatureAttention
+from .attention.features import PolynomialFeatures as PolynomialFeatures
+from .attention.features import RandomFeatures as RandomFeatures
 from .attention.linear import LinearAttention as LinearAttention
+from .attention.polynomials import exponential as exponential
+from .attention.softmax import SoftmaxAttention as SoftmaxAttention
 from .attention.teachers import gradient_descent_attention as gradient_descent_attention
 from .attention.teachers import random_attention as random_attention
 from .compiler.algorithms import algorithm_network as algorithm_network

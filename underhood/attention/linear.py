@@ -16,10 +16,10 @@ from underhood.core.model import AbstractModel, tensor
 FEW_KEYS = 8
 
 
-def _with_heads(value: Any) -> Any:
+def with_heads(value: Any, axes: int = 2) -> Any:
     """(d_v, d) becomes (1, d_v, d): one head is many heads with one of them."""
     weight = as_weight(value)
-    if getattr(weight, "ndim", None) != 2:
+    if getattr(weight, "ndim", None) != axes:
         return weight
     with jax.enable_x64(True):
         return weight[None]
@@ -34,9 +34,9 @@ class LinearAttention(AbstractModel):
 
     kind: ClassVar[str] = "linear-attention"
 
-    w_value: Float[Array, "heads d_value d"] = tensor(converter=_with_heads)
-    w_key: Float[Array, "heads d_key d"] = tensor(converter=_with_heads)
-    w_query: Float[Array, "heads d_key d"] = tensor(converter=_with_heads)
+    w_value: Float[Array, "heads d_value d"] = tensor(converter=with_heads)
+    w_key: Float[Array, "heads d_key d"] = tensor(converter=with_heads)
+    w_query: Float[Array, "heads d_key d"] = tensor(converter=with_heads)
     decay: Float[Array, " heads"] | None = tensor(optional=True, default=None)
 
     @property

@@ -194,7 +194,7 @@ def _require_proportionate(path: str | os.PathLike[str], model: Any, numbers: in
 
 def _describe(module: Any, prefix: str, tensors: dict[str, np.ndarray]) -> Structure:
     """The structure of `module`; its arrays go into `tensors` under dotted names."""
-    structure: Structure = {"kind": module.kind}
+    structure: Structure = {"kind": getattr(module, "kind", "")}
     for field in dataclasses.fields(module):
         value, name = getattr(module, field.name), prefix + field.name
         if value is None:
@@ -205,6 +205,8 @@ def _describe(module: Any, prefix: str, tensors: dict[str, np.ndarray]) -> Struc
         elif isinstance(value, eqx.Module):
             structure[field.name] = _describe(value, f"{name}.", tensors)
         elif field.metadata.get("static"):
+            if callable(value):
+                raise UnderhoodError(f"{name} is a function of your own, which a file cannot hold")
             structure[field.name] = value
         else:
             # safetensors writes the buffer as it lies in memory, whatever its strides say.

@@ -39,7 +39,7 @@ from underhood.core.shapes import check_shapes
 State = Any  # each cell's own: an array or a tuple of arrays
 
 # kind → class, of models and of the parts they are made of; a class with a `kind` enters by being defined.
-KINDS: Registry[type[Part]] = Registry("kind", "underhood.attention.linear", "underhood.architectures.*.cell")
+KINDS: Registry[type[Part]] = Registry("kind", "underhood.attention.*", "underhood.architectures.*.cell")
 CELL = "cell"  # in the kinds of a field: any model that a stack may hold
 
 
