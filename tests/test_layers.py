@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "underhood"
 ROOMS = (
     r"core/.*",
     r"algebra/.*",
-    r"attention/.*",
     r"layers/.*",
+    r"attention/.*",
     r"architectures/\w+/cell\.py",
     r"architectures/\w+/kernel\w*\.py",
     r"compiler/.*",
