@@ -27,7 +27,8 @@ import numpy as np
 
 from benchmarks.measure import best_seconds, store
 from underhood.core.model import ARCHITECTURES
-from underhood.interop.bridges import bridge_of, to_module
+from underhood.interop.bridges import bridge_of
+from underhood.interop.torch import to_module
 
 BATCH, LENGTH, WIDTH = 64, 32, 64
 ONE_THREAD = "--threads" not in sys.argv

@@ -83,7 +83,7 @@ def _unusable(printed: str, out: Path | None, prints: bool) -> str | None:
         if not isinstance(answer, dict):
             return f"no object printed: {printed[-200:]!r}"
     if out is not None and out.exists() and out.suffix == ".safetensors":
-        from underhood.interop.state_dict import read_state_dict
+        from underhood.interop.readers import read_state_dict
 
         try:
             read_state_dict(out)

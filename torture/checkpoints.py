@@ -30,7 +30,7 @@ def sound() -> dict[str, Files]:
         weights, config = {}, {"model_type": bridge.model_type, "num_hidden_layers": LAYERS}
         for layer, cell in enumerate(model.cells):
             settings, tensors = bridge.write(cell)
-            config |= {name: value for name, value in settings.items() if name in bridge.fields}
+            config |= {name: value for name, value in settings.items() if name in bridge.defaults}
             prefix = bridge.prefix.format(layer=layer)
             weights |= {prefix + name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
         files = {CONFIG: json.dumps(config).encode()}

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.tolerance import error
-from underhood.interop.bridges import bridge_of, to_module
+from underhood.interop.bridges import bridge_of
+from underhood.interop.torch import to_module
 
 FLOAT32 = 2e-5  # relative to the largest entry: the public modules compute in float32
 

@@ -13,7 +13,7 @@ from tests.tolerance import error
 from underhood.architectures.mamba.lowering import attention_to_mamba
 from underhood.compiler.envelope import Envelope
 from underhood.compiler.verify import extended, measure, probes
-from underhood.interop.bridges import to_module
+from underhood.interop.torch import to_module
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)

@@ -11,7 +11,7 @@ from underhood.compiler import memory, verify
 from underhood.compiler.envelope import Envelope
 from underhood.compiler.targets import ATTENTION, TARGETS
 from underhood.compiler.verify import extended, measure
-from underhood.interop.bridges import to_module
+from underhood.interop.torch import to_module
 
 NAMES = ("mamba2", "gla", "gated-deltanet", "mlstm", "rwkv7", "mesanet")
 PUBLIC = ("mamba2", "gated-deltanet", "mlstm")

@@ -8,8 +8,8 @@ import torch
 
 import underhood as uh
 from tests.tolerance import agree
-from underhood.interop.state_dict import read_state_dict
-from underhood.interop.torch_import import from_state_dict, import_model
+from underhood.interop.read import from_state_dict, import_model
+from underhood.interop.readers import read_state_dict
 
 
 def linear_multihead(module, xs):

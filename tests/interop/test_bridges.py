@@ -12,7 +12,8 @@ from underhood.architectures.griffin.cell import Griffin
 from underhood.architectures.mamba.cell import Mamba
 from underhood.architectures.mingru.cell import MinGRU
 from underhood.core.model import as_dtype
-from underhood.interop.bridges import BRIDGES, bridge_of, from_module, to_module
+from underhood.interop.bridges import BRIDGES, bridge_of
+from underhood.interop.torch import from_module, to_module
 
 CELLS = {
     "mamba-cell": lambda key: Mamba.random(d=6, channels=10, d_out=6, state=5, key=key),

@@ -16,8 +16,9 @@ from underhood.architectures.deltanet.cell import GatedDeltaNet
 from underhood.architectures.griffin.cell import Griffin
 from underhood.architectures.mamba.cell import Mamba
 from underhood.architectures.mamba2.cell import Mamba2
-from underhood.interop.bridges import BRIDGES, bridge_of, from_module
-from underhood.interop.pretrained import from_pretrained
+from underhood.interop.bridges import BRIDGES, bridge_of
+from underhood.interop.checkpoints import from_pretrained
+from underhood.interop.torch import from_module
 
 KEY = jax.random.key(0)
 CELLS = {

@@ -16,8 +16,9 @@ from underhood.architectures.deltanet.cell import GatedDeltaNet
 from underhood.architectures.mamba2.cell import Mamba2
 from underhood.architectures.mlstm.cell import MLSTM
 from underhood.core.model import as_dtype
-from underhood.interop.bridges import bridge_of, from_module, to_module
-from underhood.interop.pretrained import from_pretrained
+from underhood.interop.bridges import bridge_of
+from underhood.interop.checkpoints import from_pretrained
+from underhood.interop.torch import from_module, to_module
 from underhood.layers.convolution import Convolution
 from underhood.layers.projection import Projection
 

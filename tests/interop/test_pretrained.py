@@ -13,8 +13,8 @@ from tests.tolerance import error
 from underhood.architectures.griffin.cell import Griffin
 from underhood.architectures.mamba.cell import Mamba
 from underhood.core.errors import UnderhoodError
-from underhood.interop.bridges import from_module
-from underhood.interop.pretrained import INDEX, from_pretrained
+from underhood.interop.checkpoints import INDEX, from_pretrained
+from underhood.interop.torch import from_module
 
 FLOAT32 = 2e-5
 unchecked = inspect.unwrap(from_pretrained)  # as users have it; here, jaxtyping refuses arguments of other types

@@ -16,9 +16,9 @@ from underhood.architectures.mamba2.cell import Mamba2
 from underhood.architectures.mingru.cell import MinGRU
 from underhood.architectures.mlstm.cell import MLSTM
 from underhood.core.files import to_tensors
-from underhood.interop.bridges import bridge_of, to_module
-from underhood.interop.torch import export
-from underhood.interop.torch_import import import_model
+from underhood.interop.bridges import bridge_of
+from underhood.interop.read import import_model
+from underhood.interop.torch import export, to_module
 from underhood.layers.projection import Projection
 
 KEY = jax.random.key(0)

@@ -12,9 +12,8 @@ import torch
 import underhood as uh
 from tests.interop.networks import NAMES, network, same_bits, sequence
 from tests.tolerance import agree, error
-from underhood.architectures.lstm.cell import FORGET, INPUT
+from underhood.interop.read import described_kind, from_state_dict, import_model
 from underhood.interop.torch import MODULE, as_callable, export, to_torch
-from underhood.interop.torch_import import described_kind, from_state_dict, import_model
 from underhood.interop.torch_names import to_program, to_state_dict
 
 KIND = {"gru-after": "gru", "decayed-attention": "attention"}
@@ -168,12 +167,10 @@ def test_a_gru_goes_into_torchs_own_only_where_that_is_the_same(tmp_path):
 
 def test_a_swapped_gate_is_noticed(monkeypatch, tmp_path):
     """Negative control of the check that every export makes."""
-    from underhood.interop import torch_names
+    from underhood.interop.recurrent import RECURRENT
 
-    model = network("lstm")
-    order = list(torch_names.LSTM_ORDER)
-    order[FORGET], order[INPUT] = order[INPUT], order[FORGET]
-    monkeypatch.setattr(torch_names, "LSTM_ORDER", tuple(order))
+    model, orders = network("lstm"), RECURRENT["lstm"].orders
+    monkeypatch.setitem(orders, "torch", "figo")
     report = export(model, tmp_path / "w")
     assert not report["verified"]
     assert report["max_rel_error"] > 1e-3

@@ -62,7 +62,7 @@ class Import:
         return DONE
 
     def _of_folder(self) -> AbstractModel:
-        from underhood.interop.pretrained import from_pretrained
+        from underhood.interop.checkpoints import from_pretrained
 
         for name in OF_FILES:
             if getattr(self, name) != getattr(type(self), name):
@@ -73,7 +73,7 @@ class Import:
         return from_pretrained(self.weights, self.layer)
 
     def _of_file(self) -> AbstractModel:
-        from underhood.interop.torch_import import import_model
+        from underhood.interop.read import import_model
 
         if self.layer is not None:
             raise UnderhoodError(

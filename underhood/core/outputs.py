@@ -53,6 +53,19 @@ def _is_map(file: BinaryIO) -> bool:
         return False
 
 
+def _is_export(file: BinaryIO) -> bool:
+    """A state dict of ours: safetensors with our entry in the header, or a .pt whose pickle names us."""
+    if "underhood" in _metadata(file):
+        return True
+    file.seek(0)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            pickles = [one for one in archive.infolist() if one.filename.endswith("data.pkl") and one.file_size < 2**24]
+            return any(b"underhood" in archive.read(one) for one in pickles)
+    except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError, struct.error, RuntimeError):
+        return False
+
+
 def _is_picture(file: BinaryIO) -> bool:
     """A PNG that names its software before its pixels."""
     head = file.read(HEAD)
@@ -78,7 +91,7 @@ def _is_onnx(file: BinaryIO) -> bool:
 
 
 MODEL = Kind("a model of underhood", lambda file: _metadata(file).get("format", "").startswith("underhood/"))
-STATE_DICT = Kind("a torch export of underhood", lambda file: "underhood" in _metadata(file))
+STATE_DICT = Kind("a torch export of underhood", _is_export)
 PAGE = Kind("a page of underhood", _is_page)
 ONNX = Kind("an ONNX graph", _is_onnx)
 NPZ = Kind("an attention map of underhood", _is_map)

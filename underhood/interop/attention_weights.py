@@ -12,7 +12,7 @@ import numpy as np
 
 from underhood.attention.linear import LinearAttention
 from underhood.core.errors import UnderhoodError
-from underhood.interop.state_dict import Tensors, listed
+from underhood.interop.tensors import Tensors, listed
 
 NAMES = {  # ours, the paper's
     "w_value": ("w_value", "W_V", "v_proj_weight"),

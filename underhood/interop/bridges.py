@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from underhood.architectures.stack.cell import Stack
 from underhood.core.errors import UnderhoodError
 from underhood.core.extras import require
 from underhood.core.files import from_tensors, to_tensors
 from underhood.core.registry import Registry
-from underhood.interop.state_dict import Tensors, listed
+from underhood.interop.tensors import Tensors, listed, printable
 
 ORACLES = "oracles"  # the extra that has the public packages
 Shape = tuple[int | None, ...]
@@ -51,15 +50,20 @@ class Bridge:
     run: Callable[[Any, Any], Any] = lambda module, xs: module(xs)
     """The module on a batch (b, t, d)."""
     model_type: str | None = None
-    """What config.json of a checkpoint calls the model."""
+    """What config.json of a checkpoint calls the model; several names with spaces between them."""
     prefix: str = ""
     """Where a checkpoint keeps one layer's tensors, "backbone.layers.{layer}.mixer."; in base models, "layers.…"."""
     mark: str = ""
     """A tensor that only layers of this class have, "A_log"."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What the settings that `write` gives are where config.json has none: a value, or a function of the others."""
-    fields: frozenset[str] = frozenset()
-    """All fields that config.json of such a model may have, beside those that every model has."""
+    ignores: frozenset[str] = frozenset()
+    """Fields of such a config.json that sound as if they changed the layer, and do not."""
+
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """What config.json calls the model: one name or several."""
+        return () if self.model_type is None else tuple(self.model_type.split())
 
     @property
     def name(self) -> str:
@@ -73,31 +77,6 @@ BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.architectures.*.bridge
 def bridge(public: str, **fields: Any) -> Bridge:
     """Register a bridge for the class of this qualified name."""
     return BRIDGES.register(public)(Bridge(public=public, **fields))
-
-
-def from_module(module: Any) -> Any:
-    """A public torch module as a cell of ours, in its dtype."""
-    from underhood.interop.torch import state_dict_of
-
-    name = qualified_name(module)
-    if name not in BRIDGES:
-        raise UnderhoodError(f"no bridge for the torch class {name}", remedy=f"Known: {', '.join(BRIDGES)}.")
-    found = BRIDGES[name]
-    return found.read(state_dict_of(module), found.describe(module))
-
-
-def to_module(model: Any, public: str | None = None) -> Any:
-    """A cell of ours as the public torch module, or a stack of such cells as a torch.nn.Module of them.
-
-    `public` names the class where several compute the same; the first one that is registered otherwise.
-    """
-    if not isinstance(model, Stack):
-        return _load(bridge_of(model, public), model)
-    from underhood.interop.torch_stack import TorchStack
-
-    bridges = [bridge_of(cell, public) for cell in model.cells]
-    layers = [(_load(one, cell), one.run) for one, cell in zip(bridges, model.cells, strict=True)]
-    return TorchStack(model, layers)
 
 
 def bridge_of(cell: Any, public: str | None = None) -> Bridge:
@@ -123,23 +102,12 @@ def qualified_name(module: Any) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
-def _load(chosen: Bridge, cell: Any) -> Any:
-    torch = require("torch", "torch", "a torch module")
-    settings, tensors = chosen.write(cell)
-    module = chosen.build(settings)
-    # Before the weights go in: a cast of theirs afterwards would round what float64 holds.
-    module = module.to({4: torch.float32, 8: torch.float64}[cell.dtype.itemsize])
-    given = {name: torch.from_numpy(np.array(tensor)) for name, tensor in tensors.items()}
-    module.load_state_dict(given, strict=True)
-    return module.eval()
-
-
 def take(tensors: Tensors, names: Mapping[str, tuple[int | None, ...]], optional: tuple[str, ...] = ()) -> Tensors:
     """The tensors by name, each with the rank and the sizes that are told; None is any size."""
     unknown = [name for name in tensors if name not in names]
     missing = [name for name in names if name not in tensors and name not in optional]
     if unknown or missing:
-        what = f"no tensor {missing[0]}" if missing else f"unknown tensor {unknown[0]}"
+        what = f"no tensor {missing[0]}" if missing else f"unknown tensor {printable(unknown[0])}"
         raise UnderhoodError(f"{what} among {listed(tensors)}")
     for name, tensor in tensors.items():
         wanted = names[name]

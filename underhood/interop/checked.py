@@ -39,13 +39,18 @@ def check(
     tolerance: float = TOLERANCE,
     *,
     widen: bool = True,
+    one_hot: bool = False,
 ) -> Checked:
-    """Compare with the model in float64, so that what is left is what the export changed, not rounding."""
+    """Compare with the model in float64, so that what is left is what the export changed, not rounding.
+
+    `one_hot`: on tokens, each a row with a single 1.
+    """
     reference = as_dtype(model, np.float64) if widen else model
     random = np.random.default_rng(0)
     worst, largest = 0.0, np.finfo(np.float64).tiny
     for _ in range(SEQUENCES):
         xs = random.uniform(-BOUND, BOUND, (STEPS, model.d)).astype(np.float32).astype(np.float64)
+        xs = np.eye(model.d)[np.argmax(xs, axis=1)] if one_hot else xs
         ys = np.asarray(reference(xs), np.float64)
         worst = np.maximum(worst, np.max(np.abs(function(xs) - ys)))  # NaN stays NaN: not verified
         largest = max(largest, float(np.max(np.abs(ys))))

@@ -136,13 +136,13 @@ class Program(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """y = readout(lstm(embedding(x))), with torch's own LSTM or GRU, named `lstm` or `gru`."""
+    """y = readout(lstm(embedding(x))), with torch's own LSTM, GRU or RNN, named `lstm`, `gru` or `rnn`."""
 
-    def __init__(self, d, width, hidden, layers, d_out, cell):
+    def __init__(self, d, width, hidden, layers, d_out, cell, **settings):
         super().__init__()
         self.name = cell.lower()
         self.embedding = nn.Linear(d, width)
-        setattr(self, self.name, {"LSTM": nn.LSTM, "GRU": nn.GRU}[cell](width, hidden, layers, batch_first=True))
+        setattr(self, self.name, getattr(nn, cell)(width, hidden, layers, batch_first=True, **settings))
         self.readout = nn.Linear(hidden, d_out)
 
     def forward(self, xs):
@@ -152,17 +152,21 @@ class Recurrent(nn.Module):
 def build(description):
     """The module that an export describes, with weights still to be loaded."""
     sizes = {name: value for name, value in description.items() if name not in ("class", "ours")}
-    if description["class"] in ("LSTM", "GRU"):
+    if description["class"] in ("LSTM", "GRU", "RNN"):
         return getattr(nn, description["class"])(**sizes, batch_first=True)
     return {"Program": Program, "Recurrent": Recurrent}[description["class"]](**sizes)
 
 
 def load(path):
     """The network in an exported file, in the dtype of its weights."""
-    with safe_open(path, "pt") as file:
-        description = json.loads(file.metadata()["underhood"])
-        network = build(description)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    if str(path).endswith((".pt", ".pth", ".bin")):
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        description = json.loads(tensors._metadata["underhood"]["description"])
+    else:
+        with safe_open(path, "pt") as file:
+            description = json.loads(file.metadata()["underhood"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    network = build(description)
     network.to(max((tensor.dtype for tensor in tensors.values()), key=lambda dtype: dtype.itemsize))
     network.load_state_dict(tensors, strict=True)
     network.underhood = {"ours": description["ours"]}  # for the way back

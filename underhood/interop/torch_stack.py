@@ -30,16 +30,6 @@ class TorchStack(torch.nn.Module):
         ys = self.readout(signal)
         return ys if xs.ndim == 3 else ys[0]
 
-    def as_stack(self) -> Stack:
-        """The same as a model of this package."""
-        from underhood.interop.bridges import from_module
-
-        embedding, readout = (
-            Linear(layer.weight.detach().numpy(), layer.bias.detach().numpy())
-            for layer in (self.embedding, self.readout)
-        )
-        return Stack(embedding, tuple(from_module(layer) for layer in self.layers), readout)
-
 
 def _linear(linear: Linear) -> torch.nn.Linear:
     weight, bias = torch.from_numpy(np.array(linear.weight)), torch.from_numpy(np.array(linear.bias))

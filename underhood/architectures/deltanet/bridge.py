@@ -20,17 +20,7 @@ from underhood.interop.bridges import (
     require_square,
     whole,
 )
-from underhood.interop.state_dict import Tensors
-
-# What config.json may say of such a model, in this version of transformers and in earlier ones.
-_QWEN3_NEXT_FIELDS = """
-vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act
-max_position_embeddings initializer_range rms_norm_eps rope_parameters rope_theta rope_scaling partial_rotary_factor
-attention_bias attention_dropout head_dim linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim
-linear_num_key_heads linear_num_value_heads decoder_sparse_step moe_intermediate_size shared_expert_intermediate_size
-num_experts_per_tok num_experts norm_topk_prob output_router_logits router_aux_loss_coef mlp_only_layers layer_types
-full_attention_interval
-"""
+from underhood.interop.tensors import Tensors
 
 _DELTANET: dict[str, Shape] = {
     "in_proj_qkvz.weight": MATRIX,
@@ -92,5 +82,4 @@ bridge(
         "linear_conv_kernel_dim": 4,
         "rms_norm_eps": 1e-6,
     },
-    fields=frozenset(_QWEN3_NEXT_FIELDS.split()),
 )

@@ -9,17 +9,9 @@ import numpy as np
 from underhood.architectures.griffin.cell import BlockGate, Griffin
 from underhood.core.extras import require
 from underhood.interop.bridges import Settings, bridge, expect, needed, public_module, require_square, take
-from underhood.interop.state_dict import Tensors
+from underhood.interop.tensors import Tensors
 from underhood.layers.convolution import Convolution
 from underhood.layers.linear import Linear
-
-# What config.json may say of such a model, in this version of transformers and in earlier ones.
-_GRIFFIN_FIELDS = """
-num_hidden_layers vocab_size hidden_size intermediate_size num_attention_heads lru_width head_dim
-attention_window_size conv1d_width logits_soft_cap rms_norm_eps hidden_activation partial_rotary_factor rope_theta
-rope_parameters block_types _block_types attention_dropout num_key_value_heads attention_bias w_init_variance_scale
-final_w_init_variance_scale embeddings_scale_by_sqrt_dim
-"""
 
 
 def _read_griffin(tensors: Tensors, settings: Settings) -> Griffin:
@@ -92,6 +84,7 @@ bridge(
     describe=_describe_griffin,
     run=_run_griffin,
     model_type="recurrent_gemma",
+    ignores=frozenset(["rms_norm_eps"]),
     prefix="model.layers.{layer}.temporal_block.",
     mark="rg_lru.recurrent_param",
     defaults={
@@ -101,5 +94,4 @@ bridge(
         "conv1d_width": 4,
         "hidden_activation": "gelu_pytorch_tanh",
     },
-    fields=frozenset(_GRIFFIN_FIELDS.split()),
 )

@@ -20,17 +20,9 @@ from underhood.interop.bridges import (
     take,
     whole,
 )
-from underhood.interop.state_dict import Tensors
+from underhood.interop.tensors import Tensors
 from underhood.layers.convolution import Convolution
 from underhood.layers.linear import densified
-
-# What config.json may say of such a model, in this version of transformers and in earlier ones.
-_MAMBA_FIELDS = """
-vocab_size hidden_size state_size num_hidden_layers layer_norm_epsilon expand conv_kernel use_bias use_conv_bias
-hidden_act initializer_range residual_in_fp32 time_step_rank time_step_scale time_step_min time_step_max
-time_step_init_scheme time_step_floor rescale_prenorm_residual use_mambapy intermediate_size use_associative_scan
-d_model d_inner n_layer ssm_cfg rms_norm fused_add_norm pad_vocab_size_multiple
-"""
 
 
 def _read_mamba(tensors: Tensors, settings: Settings) -> Mamba:
@@ -118,6 +110,9 @@ def _build_mambapy(settings: Settings) -> Any:
     return public.MambaBlock(config)
 
 
+INITIAL = ("floor", "max", "min", "scale")  # of Δ, where it begins
+
+
 def _expanded(settings: Settings) -> int:
     return int(positive({"expand": 2, **settings}, "expand") * whole(settings, "hidden_size"))
 
@@ -130,6 +125,7 @@ bridge(
     build=_build_mamba_mixer,
     describe=lambda module: {"hidden_act": module.activation},
     model_type="mamba",
+    ignores=frozenset({"layer_norm_epsilon", "rms_norm", *(f"time_step_{name}" for name in INITIAL)}),
     prefix="backbone.layers.{layer}.mixer.",
     mark="A_log",
     defaults={
@@ -141,7 +137,6 @@ bridge(
         "use_bias": False,
         "use_conv_bias": True,
     },
-    fields=frozenset(_MAMBA_FIELDS.split()),
 )
 bridge(
     "mambapy.mamba.MambaBlock",

@@ -25,14 +25,8 @@ from underhood.interop.bridges import (
     require_square,
     whole,
 )
-from underhood.interop.state_dict import Tensors
+from underhood.interop.tensors import Tensors
 
-# What config.json may say of such a model, in this version of transformers and in earlier ones.
-_MAMBA2_FIELDS = """
-num_heads head_dim vocab_size hidden_size state_size num_hidden_layers layer_norm_epsilon expand conv_kernel n_groups
-use_bias use_conv_bias hidden_act initializer_range residual_in_fp32 time_step_rank time_step_min time_step_max
-time_step_floor time_step_limit rescale_prenorm_residual rms_norm chunk_size norm_before_gate
-"""
 HUGE = 1e30  # a step that no layer takes
 
 _MAMBA2: dict[str, Shape] = {
@@ -51,7 +45,7 @@ _MAMBA2_BIASES = ("in_proj.bias", "out_proj.bias")
 
 
 def _read_mamba2(tensors: Tensors, settings: Settings) -> Mamba2:
-    expect(settings, hidden_act=("silu", "swish"), rms_norm=(True,), norm_before_gate=(False,))
+    expect(settings, hidden_act=("silu", "swish"), rms_norm=(True,))
     groups, (least, most) = whole(settings, "n_groups"), _limits(needed(settings, "time_step_limit"))
     cell = read_cell(
         Mamba2.kind,
@@ -121,6 +115,8 @@ bridge(
         "time_step_limit": module.time_step_limit,
     },
     model_type="mamba2",
+    # The norm stands behind the gate whatever norm_before_gate says.
+    ignores=frozenset(["time_step_floor", "time_step_max", "time_step_min", "time_step_rank", "norm_before_gate"]),
     prefix="backbone.layers.{layer}.mixer.",
     mark="A_log",
     defaults={
@@ -135,5 +131,4 @@ bridge(
         "use_conv_bias": True,
         "time_step_limit": (0.0, np.inf),
     },
-    fields=frozenset(_MAMBA2_FIELDS.split()),
 )

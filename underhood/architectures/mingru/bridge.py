@@ -9,7 +9,7 @@ import numpy as np
 from underhood.architectures.mingru.cell import MinGRU
 from underhood.core.errors import UnderhoodError
 from underhood.interop.bridges import Settings, bridge, public_module, require_square, take
-from underhood.interop.state_dict import Tensors
+from underhood.interop.tensors import Tensors
 
 
 def _read_mingru(tensors: Tensors, settings: Settings) -> MinGRU:

@@ -22,7 +22,7 @@ from underhood.interop.bridges import (
     read_cell,
     require_square,
 )
-from underhood.interop.state_dict import Tensors
+from underhood.interop.tensors import Tensors
 
 CONTEXT = 2048  # steps: xlstm's layer takes no longer sequences than it is built for
 LEAST_WIDTH = 2  # a convolution of width 1 comes out empty in xlstm

@@ -13,17 +13,12 @@ import zipfile
 import zlib
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
-from underhood.core.arrays import require_finite
 from underhood.core.atomic import read_bytes
 from underhood.core.errors import UnderhoodError, one_line
 from underhood.core.extras import require
 from underhood.core.files import read_tensors
 from underhood.core.sequences import read_npy
-
-Tensors = dict[str, np.ndarray]
+from underhood.interop.tensors import Tensors, as_float, torch_array
 
 # torch writes zip archives, and wrote bare pickles before; a pickle of protocol 2 or later opens with 0x80.
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
@@ -51,32 +46,6 @@ def read_state_dict(path: str | os.PathLike[str], part: str = "") -> tuple[Tenso
         header, tensors = read_tensors(path)
         description = _description(path, header)
     return {name: as_float(f"{path}: {name}", tensor) for name, tensor in tensors.items()}, description
-
-
-def as_float(name: str, tensor: Any) -> np.ndarray:
-    """The same values in float32 (float16 and bfloat16 widen exactly) or float64, C-ordered and finite."""
-    array = np.asarray(tensor)
-    if array.dtype in (np.float16, ml_dtypes.bfloat16):
-        array = array.astype(np.float32)
-    if array.dtype not in (np.float32, np.float64):
-        raise UnderhoodError(f"expected a dtype from float16 and bfloat16 to float64 for {name}", array.dtype)
-    require_finite(name, array)
-    return np.ascontiguousarray(array)
-
-
-def part_of(tensors: Tensors, part: str) -> Tensors:
-    """What stands under the prefix `part`, without it."""
-    prefix = part if not part or part.endswith(".") else f"{part}."
-    found = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    if not found:
-        raise UnderhoodError(f"no tensors under {prefix!r}", listed(tensors))
-    return found
-
-
-def listed(tensors: Tensors) -> str:
-    """Names and shapes for an error, cut short where there are many."""
-    rows = [f"{name} {tuple(np.shape(tensor))}" for name, tensor in sorted(tensors.items())]
-    return ", ".join(rows[:8]) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "") or "none"
 
 
 def _is_safetensors(content: bytes) -> bool:
@@ -151,16 +120,6 @@ def _named_tensors(path: str | os.PathLike[str], loaded: Any, part: str) -> dict
         f"Choose the entry with the weights: `part={prefix + inside[0]!r}`." if inside else "Save model.state_dict()."
     )
     raise UnderhoodError(f"expected named tensors in {path}", f"entries {', '.join(wrong[:8])}", remedy)
-
-
-def torch_array(name: str, tensor: Any) -> np.ndarray:
-    """A torch tensor in NumPy, whatever its strides and device; NumPy has no bfloat16, so that one widens here."""
-    torch = require("torch", "torch", "reading torch tensors")
-    if tensor.layout != torch.strided or not tensor.is_floating_point() or tensor.itemsize < 2:
-        rule = f"expected {name} to be a dense float tensor of 16 bits or more"
-        raise UnderhoodError(rule, f"{tensor.layout} {tensor.dtype}")
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _description(path: str | os.PathLike[str], header: dict[str, str]) -> dict[str, Any]:
