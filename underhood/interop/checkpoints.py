@@ -42,7 +42,7 @@ def from_pretrained(folder: str | os.PathLike[str], layer: SupportsIndex = 0) ->
     The cell, in float32 (narrower floats widen exactly), or in float64 where it is stored so. What config.json says
     of the layer agrees with its tensors; an `UnderhoodError` names what does not.
     """
-    folder = _folder(folder)
+    folder = checkpoint_folder(folder)
     config = read_config(folder / CONFIG)
     bridge = bridge_for(folder / CONFIG, config)
     number = _layer(layer, config.get("num_hidden_layers", config.get("n_layer")), folder)
@@ -56,7 +56,7 @@ def from_pretrained(folder: str | os.PathLike[str], layer: SupportsIndex = 0) ->
         raise UnderhoodError(what, error.got, error.remedy) from None
 
 
-def _folder(folder: Any) -> Path:
+def checkpoint_folder(folder: Any) -> Path:
     try:
         path = Path(folder)
     except TypeError:
@@ -82,7 +82,7 @@ def _layer(layer: Any, layers: Any, folder: Path) -> int:
 
 def _layer_tensors(folder: Path, bridge: Bridge, layer: int) -> Tensors:
     """The layer's tensors, each read from its own shard, under the names that the layer itself has for them."""
-    places = _places(folder)
+    places = places_of(folder)
     # A base model (MambaModel) has no "backbone." before its layers.
     prefixes = bridge.prefix, bridge.prefix.partition(".")[2]
     layers = next(filter(None, (_by_layer(places, prefix) for prefix in prefixes)), {})
@@ -97,7 +97,7 @@ def _layer_tensors(folder: Path, bridge: Bridge, layer: int) -> Tensors:
     found: Tensors = {}
     for file in dict.fromkeys(places[name] for name in names.values()):
         wanted = {short: name for short, name in names.items() if places[name] == file}
-        found |= _read(folder / file, wanted)
+        found |= read_named(folder / file, wanted)
     return {name: as_float(names[name], tensor) for name, tensor in found.items()}
 
 
@@ -111,10 +111,10 @@ def _by_layer(places: dict[str, str], prefix: str) -> dict[int, dict[str, str]]:
     return layers
 
 
-def _places(folder: Path) -> dict[str, str]:
+def places_of(folder: Path) -> dict[str, str]:
     """Tensor → the file beside config.json that has it."""
     if _is_file(folder / WHOLE):
-        with _opened(folder / WHOLE) as file:
+        with open_tensors(folder / WHOLE) as file:
             return dict.fromkeys(file.keys(), WHOLE)
     index = folder / INDEX
     if not _is_file(index):
@@ -128,15 +128,15 @@ def _places(folder: Path) -> dict[str, str]:
     return places
 
 
-def _read(path: Path, names: dict[str, str]) -> Tensors:
+def read_named(path: Path, names: dict[str, str]) -> Tensors:
     if not _is_file(path):
         raise UnderhoodError(f"no such file: {path}", remedy=f"{INDEX} names it.")
-    with _opened(path) as file:
+    with open_tensors(path) as file:
         return {short: file.get_tensor(name) for short, name in names.items()}
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def open_tensors(path: Path) -> Iterator[Any]:
     try:
         with safetensors.safe_open(path, framework="np") as file:
             yield file

@@ -11,8 +11,9 @@ import numpy as np
 
 from underhood.core.errors import UnderhoodError
 from underhood.core.memory import require_memory
-from underhood.interop.pretrained import CONFIG, _folder, _json_object, _opened, _places, _read
-from underhood.interop.state_dict import as_float
+from underhood.interop.checkpoints import checkpoint_folder, open_tensors, places_of, read_named
+from underhood.interop.config import CONFIG, json_object
+from underhood.interop.tensors import as_float
 from underhood.language.family import read_network
 from underhood.language.model import LanguageModel
 from underhood.language.tokens import read_tokenizer
@@ -35,15 +36,15 @@ def open_model(folder: str | os.PathLike[str]) -> LanguageModel:
 
     A `LanguageModel`: `model.read("text")` runs it, and shows what happened.
     """
-    path = _folder(folder)
-    config = _json_object(path / CONFIG)
-    places = _places(path)
+    path = checkpoint_folder(folder)
+    config = json_object(path / CONFIG)
+    places = places_of(path)
     _require_room(path, places)
 
     def read(names: Iterable[str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for file in dict.fromkeys(places[name] for name in names):
-            found |= _read(path / file, {name: name for name in names if places[name] == file})
+            found |= read_named(path / file, {name: name for name in names if places[name] == file})
         return {name: as_float(name, tensor) for name, tensor in found.items()}
 
     network = read_network(config, Weights(places, read), str(path / CONFIG))
@@ -57,7 +58,7 @@ def _require_room(path: Path, places: dict[str, str]) -> None:
     for file in dict.fromkeys(places.values()):
         if not (path / file).is_file():
             raise UnderhoodError(f"no such file: {path / file}", remedy="A shard is missing: take all files.")
-        with _opened(path / file) as opened:
+        with open_tensors(path / file) as opened:
             for name in list(opened.keys()):
                 numbers += int(np.prod(opened.get_slice(name).get_shape(), dtype=np.int64))
     require_memory(WIDE * numbers, f"the weights of {path}", "Take a smaller model.")

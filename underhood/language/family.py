@@ -9,13 +9,24 @@ from typing import Any
 from underhood.core.errors import UnderhoodError
 from underhood.core.registry import Registry
 from underhood.interop.bridges import Settings, expect, positive, whole
-from underhood.interop.pretrained import GENERAL
 from underhood.language.blocks import ACTIVATIONS, Block, Branch, GatedMLP, Network
 from underhood.language.softmax import Rotary
 from underhood.language.weights import Weights
 from underhood.layers.norm import Norm
 
 ReadNetwork = Callable[[dict[str, Any], Weights], Network]
+# What config.json has for every model, in this version of transformers and in earlier ones.
+GENERAL = """
+model_type architectures dtype torch_dtype transformers_version _name_or_path _attn_implementation attribute_map
+auto_map name_or_path use_cache tie_word_embeddings is_encoder_decoder is_decoder add_cross_attention
+chunk_size_feed_forward cross_attention_hidden_size tie_encoder_decoder output_hidden_states output_attentions
+return_dict return_dict_in_generate torchscript use_bfloat16 pruned_heads id2label label2id problem_type
+finetuning_task task_specific_params tokenizer_class prefix bos_token_id pad_token_id eos_token_id sep_token_id
+decoder_start_token_id max_length min_length do_sample early_stopping num_beams num_beam_groups temperature top_k
+top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+diversity_penalty num_return_sequences output_scores suppress_tokens begin_suppress_tokens forced_bos_token_id
+forced_eos_token_id remove_invalid_values exponential_decay_length_penalty tf_legacy_loss
+"""
 # What generation and training add to a config.json, and no logit depends on.
 UNUSED = """
 vocab_size initializer_range attention_dropout hidden_dropout resid_dropout embd_dropout router_aux_loss_coef

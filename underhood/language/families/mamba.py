@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from underhood.interop.bridges import BRIDGES, positive, whole
+from underhood.interop.bridges import positive, whole
 from underhood.language.blocks import Block, Branch, Network
 from underhood.language.family import assembled, family, layers_of
 from underhood.language.weights import Weights
 
-_BRIDGE = BRIDGES["transformers.models.mamba.modeling_mamba.MambaMixer"]
+_FIELDS = """
+vocab_size hidden_size state_size num_hidden_layers layer_norm_epsilon expand conv_kernel use_bias use_conv_bias
+hidden_act initializer_range residual_in_fp32 time_step_rank time_step_scale time_step_min time_step_max
+time_step_init_scheme time_step_floor rescale_prenorm_residual use_mambapy intermediate_size use_associative_scan
+d_model d_inner n_layer ssm_cfg rms_norm fused_add_norm pad_vocab_size_multiple
+"""
 
 
 @family(
-    "mamba", " ".join(_BRIDGE.fields), hidden_size=768, num_hidden_layers=32, vocab_size=50280,
+    "mamba", _FIELDS, hidden_size=768, num_hidden_layers=32, vocab_size=50280,
     layer_norm_epsilon=1e-5, tie_word_embeddings=True,
 )  # fmt: skip
 def read_mamba(settings: dict[str, Any], weights: Weights) -> Network:

@@ -6,13 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from underhood.interop.bridges import BRIDGES, positive, whole
+from underhood.interop.bridges import positive, whole
 from underhood.language.blocks import Block, Branch, Network
 from underhood.language.family import assembled, family, layers_of
 from underhood.language.weights import Weights
 
-_BRIDGE = BRIDGES["transformers.models.mamba2.modeling_mamba2.Mamba2Mixer"]
-_FIELDS = " ".join((*_BRIDGE.fields, "intermediate_size", "time_step_init_scheme", "time_step_scale"))
+_FIELDS = """
+num_heads head_dim vocab_size hidden_size state_size num_hidden_layers layer_norm_epsilon expand conv_kernel n_groups
+use_bias use_conv_bias hidden_act initializer_range residual_in_fp32 time_step_rank time_step_min time_step_max
+time_step_floor time_step_limit rescale_prenorm_residual rms_norm chunk_size norm_before_gate
+intermediate_size time_step_init_scheme time_step_scale
+"""
 
 
 @family(

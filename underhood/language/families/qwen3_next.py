@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from underhood.core.errors import UnderhoodError
-from underhood.interop.bridges import BRIDGES, positive, whole
+from underhood.interop.bridges import positive, whole
 from underhood.language.blocks import Affine, Block, Branch, Experts, Network, SoftmaxRouter
 from underhood.language.families.llama import softmax_mixer
 from underhood.language.family import activation_of, assembled, family, gated_mlp, layers_of
 from underhood.language.weights import Weights
 
-_BRIDGE = BRIDGES["transformers.models.qwen3_next.modeling_qwen3_next.Qwen3NextGatedDeltaNet"]
+_FIELDS = """
+vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act
+max_position_embeddings initializer_range rms_norm_eps rope_parameters rope_theta rope_scaling partial_rotary_factor
+attention_bias attention_dropout head_dim linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim
+linear_num_key_heads linear_num_value_heads decoder_sparse_step moe_intermediate_size shared_expert_intermediate_size
+num_experts_per_tok num_experts norm_topk_prob output_router_logits router_aux_loss_coef mlp_only_layers layer_types
+full_attention_interval
+"""
 
 
 def layer_types(settings: dict[str, Any]) -> list[str]:
@@ -22,7 +29,7 @@ def layer_types(settings: dict[str, Any]) -> list[str]:
 
 
 @family(
-    "qwen3_next", " ".join(_BRIDGE.fields), hidden_size=2048, intermediate_size=5632, num_hidden_layers=48,
+    "qwen3_next", _FIELDS, hidden_size=2048, intermediate_size=5632, num_hidden_layers=48,
     num_attention_heads=16, num_key_value_heads=2, head_dim=256, hidden_act="silu", rms_norm_eps=1e-6,
     vocab_size=151936, partial_rotary_factor=0.25, tie_word_embeddings=False, layer_types=layer_types,
     decoder_sparse_step=1, moe_intermediate_size=512, shared_expert_intermediate_size=512, num_experts_per_tok=10,

@@ -8,18 +8,23 @@ import ml_dtypes
 import numpy as np
 
 from underhood.core.errors import UnderhoodError
-from underhood.interop.bridges import BRIDGES, positive, whole
+from underhood.interop.bridges import positive, whole
 from underhood.language.blocks import Block, Branch, Network
 from underhood.language.families.llama import softmax_mixer
 from underhood.language.family import assembled, family, gated_mlp, layers_of
 from underhood.language.weights import Weights
 
-_BRIDGE = BRIDGES["transformers.models.recurrent_gemma.modeling_recurrent_gemma.RecurrentGemmaRecurrentBlock"]
+_FIELDS = """
+num_hidden_layers vocab_size hidden_size intermediate_size num_attention_heads lru_width head_dim
+attention_window_size conv1d_width logits_soft_cap rms_norm_eps hidden_activation partial_rotary_factor rope_theta
+rope_parameters block_types _block_types attention_dropout num_key_value_heads attention_bias w_init_variance_scale
+final_w_init_variance_scale embeddings_scale_by_sqrt_dim
+"""
 _PATTERN = ("recurrent", "recurrent", "attention")
 
 
 @family(
-    "recurrent_gemma", " ".join(_BRIDGE.fields), hidden_size=2560, num_hidden_layers=26, num_attention_heads=10,
+    "recurrent_gemma", _FIELDS, hidden_size=2560, num_hidden_layers=26, num_attention_heads=10,
     intermediate_size=7680, attention_window_size=2048, logits_soft_cap=30.0, rms_norm_eps=1e-6, vocab_size=256000,
     hidden_activation="gelu_pytorch_tanh", partial_rotary_factor=0.5, tie_word_embeddings=True,
     block_types=lambda settings: list(_PATTERN),
