@@ -20,7 +20,7 @@ def to_graphs(model: AbstractModel, dtype: str = "float32") -> tuple[bytes, byte
     model = as_dtype(model, np.float64) if dtype == "float64" else model
     outer, inner = jnp.dtype(dtype), jnp.dtype(model.dtype)
     with precision_of(model), _x64(dtype == "float64"):
-        program = trace(model).folded().without_shown()
+        program = trace(model).folded().without_displayed()
         step = program.step
         # A cell by itself puts out its state, and jax2onnx has one name for one value: y is then made from that.
         is_output = program.y == program.following[0]

@@ -72,7 +72,7 @@ class Program:
                     left.append(op)
         return dataclasses.replace(self, ops=tuple(left), weights={}, values=values)
 
-    def withoutdisplay_state(self) -> Program:
+    def without_displayed(self) -> Program:
         """Only what the output and the next state need."""
         needed, kept = {self.y, *self.following}, []
         for op in reversed(self.ops):

@@ -47,7 +47,7 @@ def to_program(model: AbstractModel) -> tuple[Description, Tensors]:
     """For `Program` in torch_modules.py: any model, under our own names."""
     plain = densified(model)
     structure, tensors = to_tensors(plain)
-    program = trace(plain).without_shown().as_json()
+    program = trace(plain).without_displayed().as_json()
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     return {"class": "Program", "program": program, "shapes": shapes, "ours": structure}, tensors
 
