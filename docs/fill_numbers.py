@@ -100,7 +100,7 @@ def paper_against_here(results: Path) -> str:
 
 
 def _cell(row: dict[str, Any]) -> str:
-    return _text(row["here"]) + ("" if row["met"] else " ✗")
+    return _text(row["here"]) + (" ✗" if row["met"] is False else "")
 
 
 def _text(value: Any) -> str:

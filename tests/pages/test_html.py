@@ -35,7 +35,7 @@ def chart(**changes):
 
 
 def record(name="figure4", budget="quick", **changes):
-    row = {"name": "loss", "paper": 1e-8, "here": 2e-9, "met": True}
+    row = {"name": "loss", "paper": 1e-8, "here": 2e-9, "target": "≤ 1", "met": True}
     network = {"name": "student", "verdict": "linear-attention", "reason": "because", "hidden_before": 28}
     bound = {"input_bound": 4.0, "horizon": 100, "max_abs_error": 5e-7}
     made = {"artifact": name, "budget": budget, "rows": [row], "charts": [chart()], "provenance": {"commit": "c0ffee"}}
@@ -80,7 +80,7 @@ def test_budgets_come_from_the_smallest_to_the_largest():
 
 def test_what_is_missing_is_left_out():
     page = report_html([{"artifact": "new", "budget": "quick", "rows": [{"name": "x"}]}])
-    assert "not met" in page
+    assert 'role="img" aria-label="met' not in page and "not met" not in page  # a row without a target has no mark
     assert '<svg class="chart"' not in page
     assert "decompiled" not in page
 
@@ -116,7 +116,7 @@ def test_rows_that_are_none_are_refused_by_file(row, got, results, capsys):
 
 
 def test_a_number_that_is_none_is_shown(results):
-    row = {"name": "loss", "paper": None, "here": float("nan"), "met": False}
+    row = {"name": "loss", "paper": None, "here": float("nan"), "target": "≤ 1", "met": False}
     (results / "quick" / "figure4.json").write_text(json.dumps(record(rows=[row])))
     assert ">NaN" in report_html(load_records(results))
 
@@ -133,7 +133,7 @@ def test_a_number_that_is_none_is_shown(results):
     ],
 )
 def test_the_seeds_behind_a_row_are_told(found, shown):
-    row = {"name": "ratio", "paper": None, "here": 264.3, "met": True}
+    row = {"name": "ratio", "paper": None, "here": 264.3, "target": "≤ 1", "met": True}
     page, plain = (report_html([record(rows=[some])]) for some in (row | {"by_seed": found}, row))
     assert page == plain if shown is None else f"<small>{shown}</small></td>" in page
 
@@ -288,7 +288,10 @@ def test_hovering_and_keys_show_values(browser, results, tmp_path):
 
 def test_rows_and_curves_can_be_chosen(browser, tmp_path):
     made = record(
-        rows=[{"name": "a", "paper": 1, "here": 2, "met": False}, {"name": "b", "paper": None, "here": 2, "met": True}]
+        rows=[
+            {"name": "a", "paper": 1, "here": 2, "target": "≤ 1", "met": False},
+            {"name": "b", "paper": None, "here": 2, "target": "≤ 1", "met": True},
+        ]
     )
     (tmp_path / "quick").mkdir()
     (tmp_path / "quick" / "figure4.json").write_text(json.dumps(made))

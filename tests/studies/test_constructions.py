@@ -12,7 +12,8 @@ import underhood as uh
 from underhood.cli import main
 from underhood.pages.drawing import text_of
 from underhood.studies import artifact, constructions
-from underhood.studies.artifact import ARTIFACTS, make_artifact
+from underhood.studies.artifact import ARTIFACTS, Artifact, make_artifact
+from underhood.studies.rows import Row, equals
 
 
 @pytest.mark.parametrize("name", ["table4", "figure1"])
@@ -22,7 +23,7 @@ def test_an_artifact_is_json_png_and_pdf(name, tmp_path, capsys):
     record = json.loads((tmp_path / "quick" / f"{name}.json").read_text())
     assert printed["artifacts"] == [record]
     assert {"artifact", "budget", "rows", "provenance"} <= set(record)
-    assert all(set(row) == {"name", "paper", "here", "met"} for row in record["rows"])
+    assert all(set(row) == {"name", "paper", "here", "target", "met"} for row in record["rows"])
     assert {"settings", "seeds", "versions", "commit", "wall_seconds"} <= set(record["provenance"])
     assert (tmp_path / "quick" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "quick" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
@@ -45,13 +46,12 @@ def test_table_4_notices_other_weights():
 
 
 def test_a_row_that_is_not_met_ends_with_1(tmp_path, monkeypatch, capsys):
-    from underhood.studies.artifact import Artifact, Row
-
-    failing = Artifact("figure1", [Row("x", 1, 2, False)], {})
+    failing = Artifact("figure1", [Row("x", 1, 2, equals(1)), Row("y", None, 3)], {})
     recipe = dataclasses.replace(ARTIFACTS["figure1"], make=lambda budget, runs: failing)
     monkeypatch.setitem(ARTIFACTS._things, "figure1", recipe)
     assert main(["reproduce", "figure1", "--out", str(tmp_path)]) == 1
-    assert "✗" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "✗" in printed and "= 1" in printed and "0 of 1" in printed
     assert make_artifact("figure1", "quick", tmp_path)[1]["rows"][0]["here"] == 2
 
 

@@ -61,6 +61,7 @@ def test_a_width_is_shown_once_all_its_networks_are_there(tmp_path, capsys):
         "name": "runs so far",
         "paper": None,
         "here": f"{len(there) - len(alike)} of {COUNT}",
+        "target": f"= {COUNT}",
         "met": False,
     }
     widths = {chart["name"][0]: {tuple(curve["x"]) for curve in chart["curves"]} for chart in record["charts"]}

@@ -12,7 +12,7 @@ SEED = 1
 
 def test_every_row_of_table_1_is_met_and_tells_another_teacher_apart(tmp_path):
     made = table1("quick", tmp_path, seed=SEED)
-    assert [row.name for row in made.rows if not row.met] == []
+    assert [row.name for row in made.rows if row.met is False] == []
     assert made.networks[0]["verdict"] == "linear-attention"
     other = uh.decompile(quick_student(SEED).model, against=uh.random_attention(4, seed=SEED + 1))
     assert other.scores.polynomial_distance > 0.1
@@ -21,7 +21,7 @@ def test_every_row_of_table_1_is_met_and_tells_another_teacher_apart(tmp_path):
 
 def test_figure_2_is_in_block_order(tmp_path):
     made = figure2("quick", tmp_path, seed=SEED)
-    assert [row.name for row in made.rows if not row.met] == []
+    assert [row.name for row in made.rows if row.met is False] == []
     by_name = {panel.name: np.array(panel.values) for panel in made.panels}
     assert by_name["λ"][:, 0].tolist() == [1.0] * 10 + [0.0] * 4
     assert not by_name["Wₘ in"][:10, -1].any()  # key-values have no term of degree 1

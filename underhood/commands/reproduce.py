@@ -25,6 +25,8 @@ class Reproduce:
     """Folder for JSON, PNG and PDF, in a folder named after the budget."""
     so_far: bool = False
     """Figures from the runs of their sweep that have ended, without training any."""
+    verbose: bool = False
+    """Print every row, not only targets that were missed."""
     json: bool = False
     """Print one JSON object."""
 
@@ -46,24 +48,48 @@ class Reproduce:
         if self.json:
             print_json({"budget": self.budget, "artifacts": records})
         else:
-            _print_rows(records)
+            _print_summary(records)
+            if self.verbose:
+                _print_rows(records, "all rows")
+            elif missed := [{**record, "rows": _missed(record)} for record in records if _missed(record)]:
+                _print_rows(missed, "targets missed")
         if records:
-            note(f"{write_report(self.out / self.budget, self.out / self.budget / 'report.html')}: the same as a page")
-        met = all(row["met"] for record in records for row in record["rows"])
-        return DONE if met else ANSWER_IS_NO
+            page = write_report(self.out / self.budget, self.out / self.budget / "report.html")
+            note(f"All rows, charts and weights: {page}")
+        return ANSWER_IS_NO if any(map(_missed, records)) else DONE
 
 
-def _print_rows(records: list[dict[str, Any]]) -> None:
+def _missed(record: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in record["rows"] if row["met"] is False]
+
+
+def _print_summary(records: list[dict[str, Any]]) -> None:
+    """A line for each artifact."""
+    from rich.table import Table
+
+    from underhood.studies.artifact import ARTIFACTS
+
+    table = Table("artifact", "", "targets met", "seconds", title="paper against here", title_justify="left")
+    for record in records:
+        name = record["artifact"]
+        asked = [row for row in record["rows"] if row["met"] is not None]
+        met = f"{sum(row['met'] for row in asked)} of {len(asked)}" if asked else "–"
+        table.add_row(name, ARTIFACTS[name].title, met, f"{record['provenance']['wall_seconds']:.1f}")
+    show(table)
+
+
+def _print_rows(records: list[dict[str, Any]], title: str) -> None:
     from rich.table import Table
 
     from underhood.pages.drawing import seeds_of
 
-    table = Table("artifact", "what", "paper", "here", "met", title="paper against here", title_justify="left")
+    table = Table("artifact", "what", "paper", "here", "target", "met", title=title, title_justify="left")
+    ticks = {None: "", True: "✓", False: "✗"}
     for record in records:
         for row in record["rows"]:
             paper = "–" if row["paper"] is None else str(row["paper"])
             seeds = seeds_of(row)
             here = number(row["here"]) + (f" ({seeds})" if seeds else "")
-            table.add_row(record["artifact"], row["name"], paper, here, "✓" if row["met"] else "✗")
+            table.add_row(record["artifact"], row["name"], paper, here, row["target"] or "", ticks[row["met"]])
         table.add_section()
     show(table)

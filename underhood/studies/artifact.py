@@ -1,4 +1,4 @@
-"""An artifact of the paper: rows of (name, paper, here, met), a figure, and where they came from."""
+"""An artifact of the paper: rows of numbers, a figure, and where they came from."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from underhood.core.atomic import make_folder, write_atomically
 from underhood.core.errors import UnderhoodError
 from underhood.core.registry import Registry
 from underhood.pages.drawing import rendered
+from underhood.studies.rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,18 +27,6 @@ if TYPE_CHECKING:
 
 
 BUDGETS = ("quick", "laptop", "overnight", "paper")
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One number: the paper's (None where it has none), ours, and whether ours meets its target."""
-
-    name: str
-    paper: Any
-    here: Any
-    met: bool
-    by_seed: tuple[Any, ...] = ()
-    """The same number from each seed alone, where `here` is of several."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +130,7 @@ def make_artifact(name: str, budget: str, out: Path, *, so_far: bool = False) ->
     record = {
         "artifact": name,
         "budget": budget,
-        "rows": [_without_default(row) for row in artifact.rows],
+        "rows": [row.as_data() for row in artifact.rows],
         "charts": [dataclasses.asdict(chart) for chart in artifact.charts],
         "panels": [dataclasses.asdict(panel) for panel in artifact.panels],
         "networks": list(artifact.networks),
@@ -152,10 +141,6 @@ def make_artifact(name: str, budget: str, out: Path, *, so_far: bool = False) ->
             write_atomically(folder / f"{name}.{suffix}", rendered(artifact.figure, suffix))
     write_atomically(folder / f"{name}.json", (json.dumps(record, indent=1) + "\n").encode())
     return artifact, record
-
-
-def _without_default(row: Row) -> dict[str, Any]:
-    return {name: value for name, value in dataclasses.asdict(row).items() if name != "by_seed" or value}
 
 
 def provenance(artifact: Artifact, seconds: float) -> dict[str, Any]:

@@ -30,8 +30,9 @@ from underhood.core.model import ARCHITECTURES, AbstractModel
 from underhood.decompiler.from_outputs.probe import closeness
 from underhood.explain.in_context import NONE, in_context
 from underhood.layers.kernels.dispatch import forward
-from underhood.studies.artifact import Artifact, Row, artifact
+from underhood.studies.artifact import Artifact, artifact
 from underhood.studies.discovery_figure import draw_discovery
+from underhood.studies.rows import Row
 from underhood.sweeps.spec import parse
 from underhood.sweeps.store import results
 from underhood.sweeps.sweep import Teller, run_sweep
@@ -321,4 +322,4 @@ def rows_of(one: Finding) -> list[Row]:
         here["from the compiled weights, off by 1 %: loss after training"] = one.start["trained"]
         stays = one.start["trained"] is not None and one.start["trained"] <= STAYED * one.start["optimal"]
         here["stays at the compiled weights"] = "yes" if stays else "no"
-    return [Row(f"{one.label}: {what}", None, value, True) for what, value in here.items()]
+    return [Row(f"{one.label}: {what}", None, value) for what, value in here.items()]

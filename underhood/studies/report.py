@@ -43,6 +43,7 @@ def _report_html(records: list[Record]) -> str:
     budgets = sorted({record["budget"] for record in records}, key=budget_place)
     groups = [_group(name, [record for record in records if record["artifact"] == name]) for name in _names(records)]
     rows = [row for record in records for row in record["rows"]]
+    asked = [row for row in rows if met_of(row) is not None]
     return render(
         "report.html",
         ("page.js",),
@@ -51,7 +52,8 @@ def _report_html(records: list[Record]) -> str:
         budgets=budgets,
         groups=groups,
         networks=[network for record in records for network in _networks(record)],
-        met=sum(row.get("met") is True for row in rows),
+        met=sum(met_of(row) is True for row in asked),
+        asked=len(asked),
         total=len(rows),
         provenance=[_provenance(record) for record in records],
     )
@@ -77,11 +79,11 @@ def _group(name: str, records: list[Record]) -> dict[str, Any]:
         for row in record["rows"]:
             key = str(row.get("name", ""))
             merged = rows.setdefault(key, {"name": key, "paper": row.get("paper"), "here": {}})
-            met = row.get("met")
-            cell = {"text": text_of(row.get("here")), "seeds": seeds_of(row), "met": met is True}
-            merged["here"][record["budget"]] = cell
+            cell = {"text": text_of(row.get("here")), "seeds": seeds_of(row), "met": met_of(row)}
+            merged["here"][record["budget"]] = cell | {"target": str(row.get("target"))}
+    ticks = [cell["met"] for row in rows.values() for cell in row["here"].values() if cell["met"] is not None]
     for row in rows.values():
-        row["met"] = all(cell["met"] for cell in row["here"].values())
+        row["missed"] = any(cell["met"] is False for cell in row["here"].values())
         row["paper"] = None if row["paper"] is None else text_of(row["paper"])
     drawn = [drawn for record in records if (drawn := _drawn(record)) is not None]
     return {
@@ -90,9 +92,15 @@ def _group(name: str, records: list[Record]) -> dict[str, Any]:
         "title": title,
         "tells": tells,
         "rows": list(rows.values()),
-        "met": sum(row["met"] for row in rows.values()),
+        "met": sum(ticks),
+        "asked": len(ticks),
         "drawn": drawn,
     }
+
+
+def met_of(row: dict[str, Any]) -> bool | None:
+    """Whether a row of a record meets its target; None where it has none."""
+    return None if row.get("target") is None else row.get("met") is True
 
 
 def _drawn(record: Record) -> dict[str, Any] | None:

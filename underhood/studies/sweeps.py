@@ -13,7 +13,7 @@ from underhood.core.model import ARCHITECTURES
 from underhood.pages.appearance import COMPARED, stacked
 from underhood.pages.charts import Chart, Curve, curve_over_seeds
 from underhood.pages.plots import draw_charts
-from underhood.studies.artifact import Artifact, Row, artifact
+from underhood.studies.artifact import Artifact, artifact
 from underhood.studies.findings import (
     REGRESSION,
     TASKS,
@@ -28,6 +28,7 @@ from underhood.studies.findings import (
     on_both_tasks,
 )
 from underhood.studies.plans import SIZES, records_of, records_so_far
+from underhood.studies.rows import Row, equals
 
 
 def _make(
@@ -51,7 +52,7 @@ def _make(
     seeds = tuple(sorted({record["seed"] for record in records}))
     rows = findings(records)
     if len(swept) < planned:
-        rows.insert(0, Row("runs so far", None, f"{len(swept)} of {planned}", False))
+        rows.insert(0, Row("runs so far", None, f"{len(swept)} of {planned}", equals(planned), judged=len(swept)))
     return Artifact(name, rows, settings, draw_charts(made, legend=legend), seeds=seeds, charts=made)
 
 

@@ -30,7 +30,8 @@ from underhood.layers.linear import dense
 from underhood.pages.charts import WEIGHT_CAPTIONS, Panel, weight_panels
 from underhood.pages.drawing import Line, draw_pipeline, draw_table, new_figure, text_of
 from underhood.studies.alike import map_rows
-from underhood.studies.artifact import Artifact, Row, artifact
+from underhood.studies.artifact import Artifact, artifact
+from underhood.studies.rows import Row, at_most, equals
 from underhood.training.config import SECTION_3_1, SECTION_3_1_HIDDEN
 from underhood.training.population import members_of
 from underhood.training.runs import fit_population
@@ -109,15 +110,15 @@ def table1(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
     left = own_weights(one) if budget == "paper" else found.reduced or one.model
     rows = [
         *_as_in_the_paper(one, left, budget),
-        Row("verdict of the decompiler", None, found.verdict, found.verdict == LINEAR),
+        Row("verdict of the decompiler", None, found.verdict, equals(LINEAR)),
     ]
     if budget == "paper":
         rows += _compression(one, left)
     if found.reduced_change is not None:
-        rows.append(Row("change of the outputs by reducing, relative", None, found.reduced_change, True))
+        rows.append(Row("change of the outputs by reducing, relative", None, found.reduced_change))
     if found.certificate is not None:
         name = f"certificate, inputs within ±{found.certificate.input_bound:g}, {found.certificate.horizon} steps"
-        rows.append(Row(name, None, found.certificate.max_abs_error, True))
+        rows.append(Row(name, None, found.certificate.max_abs_error))
     xs = np.random.default_rng([seed, 2]).normal(size=(LENGTH, D))
     rows += map_rows("attention map against the teacher's", one.model, one.teacher, xs, most=MAPPED[budget])
     others = OTHER_SEEDS if budget == "paper" else ()
@@ -136,18 +137,18 @@ def _as_in_the_paper(one: Student, left: GatedRNN, budget: str) -> list[Row]:
     """The rows that the paper's Table 1 has, of the neurons that are left."""
     scores = one.found.scores
 
-    def at_most(name: str, paper: float | int, here: float | int | None, limit: str) -> Row:
+    def row(name: str, paper: float | int, here: float | int | None, limit: str) -> Row:
         # The paper's figures are the measure of the paper's procedure.
         most = LIMITS[limit] if budget == "quick" else paper
-        return Row(name, paper, here, here is not None and here <= most)
+        return Row(name, paper, here, at_most(most))
 
     return [
-        at_most("loss, held out", 4.97e-8, one.held_out_loss, "loss"),
-        at_most("KV score", 4.52e-8, scores.kv_score, "kv"),
-        at_most("Q score", 2.06e-10, scores.q_score, "q"),
-        at_most("polynomial distance", 3.73e-4, scores.polynomial_distance, "distance"),
-        at_most("hidden neurons left", 14, left.hidden, "hidden"),
-        at_most("pre-readout neurons left", 13, left.pre_readout, "pre_readout"),
+        row("loss, held out", 4.97e-8, one.held_out_loss, "loss"),
+        row("KV score", 4.52e-8, scores.kv_score, "kv"),
+        row("Q score", 2.06e-10, scores.q_score, "q"),
+        row("polynomial distance", 3.73e-4, scores.polynomial_distance, "distance"),
+        row("hidden neurons left", 14, left.hidden, "hidden"),
+        row("pre-readout neurons left", 13, left.pre_readout, "pre_readout"),
     ]
 
 
@@ -172,12 +173,12 @@ def _compression(one: Student, left: GatedRNN) -> list[Row]:
         return float(0.5 * np.mean((read(network)(fresh) - teacher(fresh)) ** 2))
 
     return [
-        Row("loss without the dead neurons", None, loss(left), True),
-        Row("pre-readout neurons after merging rows", 11, merged.pre_readout, True),
-        Row("loss after merging", None, loss(merged), True),
-        Row("loss after fitting the readout again", None, loss(tuned), True),
-        Row("hidden neurons of the exact reduction", None, one.found.hidden_after, True),
-        Row("pre-readout neurons of the exact reduction", None, one.found.pre_readout_after, True),
+        Row("loss without the dead neurons", None, loss(left)),
+        Row("pre-readout neurons after merging rows", 11, merged.pre_readout),
+        Row("loss after merging", None, loss(merged)),
+        Row("loss after fitting the readout again", None, loss(tuned)),
+        Row("hidden neurons of the exact reduction", None, one.found.hidden_after),
+        Row("pre-readout neurons of the exact reduction", None, one.found.pre_readout_after),
     ]
 
 
@@ -216,10 +217,10 @@ def figure2(budget: str, runs: Path, seed: int = PAPER_SEED) -> Artifact:
     memories = int(np.sum(np.asarray(network.lambda_) > 0.5))
     blocks = _block_error(network, memories)
     rows = [
-        Row("perfect memory neurons (λ = 1)", 10, memories, memories == 10),
-        Row("perfect forget neurons (λ = 0)", 4, network.hidden - memories, network.hidden - memories == 4),
-        Row("output gating outside memory × query, share of its weights", 0, blocks, blocks <= 1e-3),
-        Row("kernels of the student against the teacher's, relative", None, error, error <= 1e-2),
+        Row("perfect memory neurons (λ = 1)", 10, memories, equals(10)),
+        Row("perfect forget neurons (λ = 0)", 4, network.hidden - memories, equals(4)),
+        Row("output gating outside memory × query, share of its weights", 0, blocks, at_most(1e-3)),
+        Row("kernels of the student against the teacher's, relative", None, error, at_most(1e-2)),
     ]
     how = "its own weights, dead neurons removed" if budget == "paper" else "after pruning and merging"
     title = f"Figure 2: the student (d = {D}), {how}. Blue positive, red negative, grey zero."

@@ -25,9 +25,10 @@ from underhood.core.model import ARCHITECTURES, AbstractModel, as_dtype
 from underhood.interop import bridges
 from underhood.pages.appearance import INK
 from underhood.pages.drawing import FAINT, new_figure, text_of
-from underhood.studies.alike import map_rows
-from underhood.studies.artifact import Artifact, Row, artifact
+from underhood.studies.alike import error_row, map_rows
+from underhood.studies.artifact import Artifact, artifact
 from underhood.studies.constructions import INPUT_BOUND, MAPPED, SEED, D, gated_source
+from underhood.studies.rows import Row, at_least, at_most
 
 HORIZON = 200
 MOST_LAYERS = 3
@@ -125,23 +126,22 @@ def public_error(model: AbstractModel, source: LinearAttention) -> float:
 
 def _rows(entry: Entry) -> list[Row]:
     compiled, gated = entry.attention, entry.gated
-    bounded = compiled.max_abs_error <= compiled.error_bound
     rows = [
-        Row(f"{entry.label}: layers for attention", None, compiled.layers, compiled.verified),
-        Row(f"{entry.label}: layers for a gated RNN", None, gated.layers if gated else None, True),
-        Row(f"{entry.label}: exact or in a limit", None, "exact" if entry.exact else "limit", True),
-        Row(f"{entry.label}: numbers in the state, d = {D}", None, entry.state, True),
-        Row(f"{entry.label}: error", None, compiled.max_rel_error, compiled.verified),
-        Row(f"{entry.label}: bound over error", None, compiled.error_bound / compiled.max_abs_error, bounded),
+        Row(f"{entry.label}: layers for attention", None, compiled.layers),
+        Row(f"{entry.label}: layers for a gated RNN", None, gated.layers if gated else None),
+        Row(f"{entry.label}: exact or in a limit", None, "exact" if entry.exact else "limit"),
+        Row(f"{entry.label}: numbers in the state, d = {D}", None, entry.state),
+        error_row(f"{entry.label}: error", compiled),
+        Row(f"{entry.label}: bound over error", None, compiled.error_bound / compiled.max_abs_error, at_least(1)),
     ]
     xs = np.random.default_rng(SEED).uniform(-INPUT_BOUND, INPUT_BOUND, (MAPPED, D))
     most = max(EXACT, 1e3 * compiled.max_rel_error)  # entries of the map may be small beside the outputs
     rows += map_rows(f"{entry.label}: attention map", compiled.model, random_attention(D, seed=SEED), xs, most=most)
     if entry.public is not None:
-        met = entry.public_error is not None and entry.public_error <= (IN_FLOAT32 if entry.exact else LIMIT_IN_FLOAT32)
-        rows.append(Row(f"{entry.label}: error in {entry.public}, float32", None, entry.public_error, met))
+        limit = at_most(IN_FLOAT32 if entry.exact else LIMIT_IN_FLOAT32)
+        rows.append(Row(f"{entry.label}: error in {entry.public}, float32", None, entry.public_error, limit))
     if entry.refused is not None:
-        rows.append(Row(f"{entry.label}: one layer", None, f"impossible: {entry.refused}", True))
+        rows.append(Row(f"{entry.label}: one layer", None, f"impossible: {entry.refused}"))
     return rows
 
 
