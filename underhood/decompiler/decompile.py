@@ -10,6 +10,7 @@ import numpy as np
 
 from underhood.algebra.heads import Heads, head_outputs, key_and_query
 from underhood.algebra.quadratic import decayed_sums, pair_products, unfold
+from underhood.algebra.statistics import r_squared
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.attention.linear import LinearAttention
 from underhood.core.errors import UnderhoodError
@@ -78,7 +79,7 @@ def decompile(
     xs = np.random.default_rng(seed + 1).standard_normal((16, 32, reading.d))
     neurons = study_neurons(reading, xs[:4])
     smallest = find_smallest(model, reading, structure, heads, terms, neurons, fine_tune=fine_tune)
-    r2 = _r2(reading(xs), _attended(structure, terms, heads, xs))
+    r2 = r_squared(reading(xs), _attended(structure, terms, heads, xs))
     evidence = _evidence(reading, structure, terms, neurons, smallest, r2)
     scores = _scores(reading, structure, neurons, evidence.polynomial, against, attention)
     if not structure.is_attention:
@@ -195,11 +196,6 @@ def _scores(
         q_score(reading, structure.forget[read[structure.forget]], attention),
         polynomial_distance(reading, attention, polynomial),
     )
-
-
-def _r2(ys: np.ndarray, predicted: np.ndarray) -> float:
-    total = float(np.sum((ys - ys.mean(axis=(0, 1))) ** 2))
-    return 1.0 - float(np.sum((ys - predicted) ** 2)) / total if total else 1.0
 
 
 def _why(structure: Structure, attention: LinearAttention) -> str:

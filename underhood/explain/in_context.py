@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from underhood.algebra.quadratic import Array
+from underhood.algebra.statistics import r_squared_interval
 from underhood.core.errors import UnderhoodError
 from underhood.core.memory import require_memory
 from underhood.core.model import AbstractModel
@@ -165,14 +166,7 @@ def _tested(
     predicted: Float[Array, "b d_y"], held: Float[Array, "b d_y"], seed: int
 ) -> tuple[float, tuple[float, float]]:
     """R² of an algorithm for the network, and its 95 % interval by bootstrap over tasks."""
-    errors = np.sum((held - predicted) ** 2, axis=1)
-    spread = np.sum((held - held.mean(axis=0)) ** 2, axis=1)
-    if not np.isfinite(errors).all():
-        return -np.inf, (-np.inf, -np.inf)
-    draws = np.random.default_rng(seed).integers(len(errors), size=(400, len(errors)))
-    resampled = 1.0 - errors[draws].sum(axis=1) / spread[draws].sum(axis=1)
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    return float(1.0 - errors.sum() / spread.sum()), (float(low), float(high))
+    return r_squared_interval(held, predicted, np.random.default_rng(seed))
 
 
 def _rungs(

@@ -78,8 +78,8 @@ def table3(budget: str, runs: Path) -> Artifact:
             layers, compiled = fewest_layers(source, target)
             paper = TARGETS[target].in_paper[column]
             # The paper has a dash for the GRU, and one layer or two for the others.
-            target = at_most(2) if paper is None else equals(paper)
-            rows.append(Row(f"{label}, layers for {column}", "–" if paper is None else paper, layers, target))
+            asked = at_most(2) if paper is None else equals(paper)
+            rows.append(Row(f"{label}, layers for {column}", "–" if paper is None else paper, layers, asked))
             if compiled is not None:
                 rows.append(error_row(f"{label}, error for {column}", compiled))
             if compiled is not None and column == ATTENTION:

@@ -13,15 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from underhood.algebra.correlation import (
-    Measure,
-    Names,
-    Records,
-    correlation,
-    distance,
-    network_of,
-    of_each_seed,
-)
+from underhood.algebra.statistics import Correlation, rank_correlation
 from underhood.studies.rows import Row, Target, above, at_least, at_most, below
 from underhood.training.tasks.linear_regression import LinearRegression
 
@@ -35,6 +27,11 @@ MUCH = 10  # "≪": a tenth or less
 FEWEST = 5  # networks that a correlation is asked of
 NEAR = 1.5  # "best or near it": within this factor of the best
 
+NEAREST = 1e-9  # distance from attention that a figure shows
+
+Records = list[dict[str, Any]]
+Measure = Callable[[dict[str, Any]], float]
+Names = tuple[str, ...]  # of a record's entries
 Models = tuple[str, ...]  # names of architectures
 Ask = Callable[[Records], Any]  # a number of some runs
 
@@ -149,6 +146,23 @@ def _both_losses(pairs: Records, high: dict[str, Any]) -> list[Row]:
     ]
 
 
+def distance(record: dict[str, Any]) -> float:
+    """1 − R² of the nearest attention, at most 1: a network that says next to nothing has no R² to speak of."""
+    return min(max(1 - record["attention_r2"], NEAREST), 1.0)
+
+
+def network_of(record: dict[str, Any]) -> tuple[Any, ...]:
+    """The architecture and size; its runs differ in their seeds."""
+    return tuple(record[name] for name in ("model", "layers", "hidden"))
+
+
+def correlation(records: Records, of: Measure = distance, within: Names = ()) -> Correlation:
+    """Of `of` and validation loss; networks are resampled, each with all of its seeds."""
+    kinds = [" ".join(str(r[name]) for name in within) for r in records]
+    losses = [r["validation_loss"] for r in records]
+    return rank_correlation([of(r) for r in records], losses, [network_of(r) for r in records], kinds)
+
+
 def exact_distance() -> float:
     """1 − R² of the nearest attention at y = W x itself: the gradient step's loss over that of predicting nothing.
 
@@ -177,7 +191,16 @@ def _correlated(
 ) -> Row:
     """How `what` go together in these runs, and in those of each seed alone; the interval's low end is judged."""
     found, name = correlation(records, of, within), f"{name}: rank correlation of {what}, 95 % interval"
-    return Row(name, paper, found.text, target, of_each_seed(records, of, within), judged=found.low)
+    value, low, high = (f"{number:z.2f}" for number in (found.value, found.low, found.high))  # z: no "-0.00"
+    here = f"{value} ({low} to {high}; {found.points} runs)"
+    return Row(name, paper, here, target, _of_each_seed(records, of, within), judged=found.low)
+
+
+def _of_each_seed(records: Records, of: Measure, within: Names) -> tuple[float, ...]:
+    """The correlation in the runs of each seed alone; a seed with a single run has none."""
+    alone = [[r for r in records if r["seed"] == seed] for seed in sorted({r["seed"] for r in records})]
+    values = [correlation(runs, of, within).value for runs in alone]
+    return tuple(value for value in values if not np.isnan(value))
 
 
 def _widest(records: Records) -> Records:

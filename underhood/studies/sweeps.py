@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from underhood.algebra.correlation import Records, distance
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import ARCHITECTURES
 from underhood.pages.appearance import COMPARED, stacked
@@ -20,6 +19,8 @@ from underhood.studies.findings import (
     TEACHER,
     WIDTHS,
     D,
+    Records,
+    distance,
     exact_distance,
     findings_3,
     findings_4,

@@ -28,10 +28,11 @@ from typing import Any
 import numpy as np
 
 from underhood.algebra.quadratic import Array
+from underhood.algebra.statistics import r_squared
 from underhood.core.errors import UnderhoodError
 from underhood.decompiler.from_outputs.closed_form import fit_dense
 from underhood.decompiler.from_outputs.functions import Batched
-from underhood.decompiler.from_outputs.suspects import SUSPECTS, attention, explained, looks_ahead, r_squared
+from underhood.decompiler.from_outputs.suspects import SUSPECTS, attention, explained, looks_ahead
 from underhood.decompiler.from_outputs.update_rules import delta_rule_r2, is_average, softmax_r2
 
 DIMENSIONS = 3  # of the subspace

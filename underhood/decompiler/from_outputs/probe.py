@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from underhood.algebra.heads import Heads, fewest_heads, head_tensor, key_and_query
 from underhood.algebra.quadratic import Array
+from underhood.algebra.statistics import r_squared, r_squared_interval
 from underhood.attention.linear import LinearAttention
 from underhood.core.errors import UnderhoodError
 from underhood.core.memory import require_memory
@@ -131,8 +132,7 @@ def closeness(function: Any, xs: Float[Array, "b t d"], *, last: bool = False) -
         start = np.random.default_rng(0).standard_normal((1, d, d)) / np.sqrt(d)
         heads = nearest_heads(xs[:half], ys[:half], start)
         predicted = FactoredAttention((1.0,), (heads,))(xs[half:])[:, at]
-    spread = ys[half:] - ys[half:].mean(axis=(0, 1))
-    return float(1.0 - np.sum((ys[half:] - predicted) ** 2) / max(np.sum(spread**2), np.finfo(float).tiny))
+    return r_squared(ys[half:], predicted)
 
 
 def check_against(against: Any, d: int, d_out: int) -> LinearAttention:
@@ -178,14 +178,7 @@ def _is_far(candidate: Candidate, held: Sampled, tolerance: float) -> bool:
 def _test(candidate: Candidate, held: Sampled, random: np.random.Generator) -> tuple[float, tuple[float, float]]:
     """R² on fresh sequences, and its 95 % interval by bootstrap."""
     predicted = np.concatenate([candidate(held[0][i : i + PIECE]) for i in range(0, len(held[0]), PIECE)])
-    errors = np.sum((held[1] - predicted) ** 2, axis=(1, 2))
-    spread = np.sum((held[1] - held[1].mean(axis=(0, 1))) ** 2, axis=(1, 2))
-    r2 = 1.0 - errors.sum() / spread.sum()
-    # Whole sequences are resampled: the steps of one are not independent.
-    draws = random.integers(len(errors), size=(400, len(errors)))
-    resampled = 1.0 - errors[draws].sum(axis=1) / spread[draws].sum(axis=1)
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    return float(r2), (float(low), float(high))
+    return r_squared_interval(held[1], predicted, random)
 
 
 def _found(

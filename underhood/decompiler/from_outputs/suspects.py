@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from underhood.algebra.quadratic import Array, append_one, decayed_sums, pair_products
+from underhood.algebra.statistics import r_squared
 from underhood.decompiler.from_outputs.closed_form import features, least_squares
 
 DECAYS = (1.0, 0.97, 0.92, 0.84, 0.72, 0.56, 0.38, 0.2, 0.05, 0.0)
@@ -81,11 +82,6 @@ def explained(suspect: Features, fit: tuple[Array, Array], held: tuple[Array, Ar
     rows = suspect(fit[0])
     weights = least_squares(rows.reshape(-1, rows.shape[2]), fit[1].reshape(-1, fit[1].shape[2]))
     return r_squared(held[1], suspect(held[0]) @ weights)
-
-
-def r_squared(ys: Float[Array, "... d_out"], predicted: Float[Array, "... d_out"]) -> float:
-    spread = np.sum((ys - ys.reshape(-1, ys.shape[-1]).mean(axis=0)) ** 2)
-    return float(1.0 - np.sum((ys - predicted) ** 2) / max(spread, np.finfo(float).tiny))
 
 
 def _times(sums: Float[Array, "b t p"], xs: Float[Array, "b t d"]) -> Float[Array, "b t pd"]:

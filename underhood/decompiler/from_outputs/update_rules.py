@@ -13,8 +13,8 @@ from jaxtyping import Float
 
 from underhood.algebra.heads import fewest_heads, levenberg
 from underhood.algebra.quadratic import Array, pair_indices
+from underhood.algebra.statistics import r_squared
 from underhood.decompiler.from_outputs.functions import Batched
-from underhood.decompiler.from_outputs.suspects import r_squared
 
 SEQUENCES = 256
 SMALL = 0.5  # size of the inputs on which the delta rule is tried
