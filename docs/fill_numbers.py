@@ -1,20 +1,11 @@
 """Numbers in the README and the docs come from files under results/: this fills them in, and a test compares.
 
-    python docs/fill_numbers.py            # rewrite the marked regions   (make numbers)
+    python docs/fill_numbers.py            # rewrite the numbers that differ   (make numbers)
     python docs/fill_numbers.py --check    # exit 1 where a page and the results have drifted apart
 
-A region is `<!-- numbers: WHAT -->…<!-- end numbers -->`. WHAT is one of
-
-    paper-against-here                      the table of the README
-    picture                                 the figure at its head
-    decays                                  what weight decay does, from results/bench/decays.json
-    growth                                  the cost of a step, from results/bench/scale.json
-    sizes                                   time and memory by size, from results/bench/sizes.json
-    exponents                               how they grow, from the same file
-    in-context                              how far names are to be trusted, from results/bench/in_context.json
-    discovery                               what each architecture finds, from results/laptop/discovery.json
-    torture                                 what was tried, survived and lost, from results/torture.json
-    FILE | KEY / KEY / … | FORMAT           one number: keys of objects, places or names of list entries, a format
+In running text, numbers.toml names a phrase of the page, with {} where a number stands, and the source of the number:
+FILE | KEY / KEY / … | FORMAT. Keys are those of objects, places or names of list entries. A table stands between
+`<!-- numbers: NAME -->` and `<!-- end numbers -->`; TABLES, below, has the names.
 """
 
 from __future__ import annotations
@@ -22,12 +13,15 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+PHRASES = Path(__file__).with_name("numbers.toml")
 REGION = re.compile(r"(<!-- numbers: (.*?) -->)(.*?)(<!-- end numbers -->)", re.DOTALL)
+NUMBER = r"(.{1,60}?)"  # what stands for one in a page; a correlation comes with its interval
 
 # (artifact, row, what the README calls it), of those that are made in every way; the report page has all rows.
 # A row that no budget has, and a budget that has none of them, are left out.
@@ -47,18 +41,37 @@ def pages(root: Path = ROOT) -> list[Path]:
     return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
 
 
-def filled(text: str, results: Path) -> str:
-    """The page with its regions made from `results`."""
-    return REGION.sub(lambda found: found[1] + region(found[2].strip(), results) + found[4], text)
+def phrases(page: Path, root: Path = ROOT) -> dict[str, list[str]]:
+    """Phrase → sources of the numbers in it, for one page."""
+    known = tomllib.loads(PHRASES.read_text()).get(page.relative_to(root).as_posix(), {})
+    return {phrase: [sources] if isinstance(sources, str) else sources for phrase, sources in known.items()}
 
 
-def region(what: str, results: Path) -> str:
-    if what in TABLES:
-        return f"\n\n{TABLES[what](results)}\n\n"  # a table needs an empty line after a comment
-    file, keys, form = (part.strip() for part in what.split("|"))
+def filled(text: str, results: Path, known: dict[str, list[str]] | None = None) -> str:
+    """The page with its tables and the numbers of `known` phrases made from `results`."""
+    text = REGION.sub(lambda found: f"{found[1]}\n\n{TABLES[found[2].strip()](results)}\n\n{found[4]}", text)
+    for phrase, sources in (known or {}).items():
+        text = _filled_phrase(text, phrase, [_number(source, results) for source in sources])
+    return text
+
+
+def _filled_phrase(text: str, phrase: str, numbers: list[str]) -> str:
+    words = re.escape(phrase).replace(r"\{\}", NUMBER).replace(r"\ ", r"\s+")
+    found = list(re.finditer(words, text, re.DOTALL))
+    if len(found) != 1 or len(numbers) != phrase.count("{}"):
+        problem = f"found {len(found)} times" if len(found) != 1 else f"takes {phrase.count('{}')} numbers"
+        raise KeyError(f"{PHRASES.name}: {phrase!r} is {problem} in the page: edit it as the page is edited")
+    for place in reversed(range(len(numbers))):
+        start, end = found[0].span(place + 1)
+        text = text[:start] + numbers[place] + text[end:]
+    return text
+
+
+def _number(source: str, results: Path) -> str:
+    file, keys, form = (part.strip() for part in source.split("|"))
     value = json.loads((results.parent / file).read_text())
     for key in keys.split(" / "):
-        value = _entry(value, key, what)
+        value = _entry(value, key, source)
     return _text(value) if form == "text" else format(value, form)
 
 
@@ -244,7 +257,7 @@ def main(arguments: list[str]) -> int:
     for page in pages():
         text = page.read_text()
         try:
-            new = filled(text, ROOT / "results")
+            new = filled(text, ROOT / "results", phrases(page))
         except FileNotFoundError as error:
             missing.append(f"{page.name} needs {Path(error.filename).relative_to(ROOT)}")
             continue

@@ -13,8 +13,7 @@ from underhood.cli import main
 from underhood.core.errors import UnderhoodError
 from underhood.pages.charts import Chart, Curve
 from underhood.pages.svg import Axis, chart_svg, panel_svg
-from underhood.studies.records import load_records
-from underhood.studies.report import report_html, write_report
+from underhood.studies.report import load_records, report_html, write_report
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 HOSTILE = "</title></script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'>\"'`{{7*7}}"

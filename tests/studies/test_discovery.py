@@ -6,16 +6,16 @@ import pytest
 import underhood as uh
 from underhood.core.model import ARCHITECTURES
 from underhood.pages.drawing import rendered
-from underhood.studies import discovery
+from underhood.studies import discovery_runs
 from underhood.studies.artifact import covered
-from underhood.studies.discovery import Finding, entries, fewest_layers, ladder, perturbed, read, rows_of
-from underhood.studies.discovery_figure import draw_discovery
+from underhood.studies.discovery import draw_discovery, ladder, rows_of
+from underhood.studies.discovery_runs import Finding, entries, fewest_layers, perturbed, read
 from underhood.sweeps.spec import parse
 from underhood.training.tasks.associative_recall import AssociativeRecall
 from underhood.training.tasks.linear_regression import LinearRegression
 
 
-@pytest.mark.parametrize("budget", discovery.SIZES)
+@pytest.mark.parametrize("budget", discovery_runs.SIZES)
 def test_every_architecture_is_in_it_and_the_specification_is_sound(budget):
     found = entries(budget, [*ARCHITECTURES])
     assert {one["model"] for one in found} == set(ARCHITECTURES)
@@ -54,7 +54,7 @@ def test_a_perturbed_network_is_near_and_elsewhere():
 
 
 def test_what_is_read_off_a_network(tmp_path, monkeypatch):
-    monkeypatch.setattr(discovery, "READ", 2048)
+    monkeypatch.setattr(discovery_runs, "READ", 2048)
     step, other = tmp_path / "step.safetensors", tmp_path / "other.safetensors"
     uh.save(uh.gradient_descent_attention(3, 3, 0.05), step)
     found = read({"file": str(step)}, LinearRegression())
@@ -107,9 +107,9 @@ def test_the_figure_shows_every_architecture():
 @pytest.mark.slow
 def test_the_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
     small = {"hidden": 4, "batch_size": 2, "steps": 2, "rates": [1e-3, 1e-2], "seeds": 2}
-    monkeypatch.setitem(discovery.SIZES, "laptop", small)
-    (first,) = discovery.findings("laptop", ["gla"], tmp_path)
-    assert set(first.tasks) == set(discovery.TASKS)
+    monkeypatch.setitem(discovery_runs.SIZES, "laptop", small)
+    (first,) = discovery_runs.findings("laptop", ["gla"], tmp_path)
+    assert set(first.tasks) == set(discovery_runs.TASKS)
     assert first.start is not None and first.start["compiled"] == pytest.approx(7 / 74, rel=0.1)
-    monkeypatch.setattr(discovery, "read", lambda *_: pytest.fail("read again"))
-    assert discovery.findings("laptop", ["gla"], tmp_path) == [first]
+    monkeypatch.setattr(discovery_runs, "read", lambda *_: pytest.fail("read again"))
+    assert discovery_runs.findings("laptop", ["gla"], tmp_path) == [first]
