@@ -57,7 +57,7 @@ def filled(text: str, results: Path, known: dict[str, list[str]] | None = None) 
 
 def _filled_phrase(text: str, phrase: str, numbers: list[str]) -> str:
     words = re.escape(phrase).replace(r"\{\}", NUMBER).replace(r"\ ", r"\s+")
-    found = list(re.finditer(words, text, re.DOTALL))
+    found = list(re.finditer(words + r"(?!\w)", text, re.DOTALL))  # the last number as a whole
     if len(found) != 1 or len(numbers) != phrase.count("{}"):
         problem = f"found {len(found)} times" if len(found) != 1 else f"takes {phrase.count('{}')} numbers"
         raise KeyError(f"{PHRASES.name}: {phrase!r} is {problem} in the page: edit it as the page is edited")
