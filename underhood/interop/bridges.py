@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -74,9 +74,9 @@ class Bridge:
 BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.architectures.*.bridge", by_name=False)
 
 
-def bridge(public: str, **fields: Any) -> Bridge:
-    """Register a bridge for the class of this qualified name."""
-    return BRIDGES.register(public)(Bridge(public=public, **fields))
+def bridge(public: str, *, ignores: str = "", **fields: Any) -> Bridge:
+    """Register a bridge for the class of this qualified name; `ignores` are names with spaces between them."""
+    return BRIDGES.register(public)(Bridge(public=public, ignores=frozenset(ignores.split()), **fields))
 
 
 def bridge_of(cell: Any, public: str | None = None) -> Bridge:
@@ -156,6 +156,37 @@ def expect(settings: Settings, **values: tuple[Any, ...]) -> None:
         if name in settings and settings[name] not in allowed:
             words = " or ".join(map(repr, allowed))
             raise UnderhoodError(f"expected the setting {name} to be {words}", repr(settings[name]))
+
+
+class Renamed(Mapping[str, Any]):
+    """Settings of one public class under the names that another has for the same; and some that go without saying."""
+
+    def __init__(self, settings: Settings, names: Mapping[str, str], fixed: Settings | None = None) -> None:
+        self.settings, self.names, self.fixed = settings, names, fixed or {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fixed[name] if name in self.fixed else self.settings[self.names.get(name, name)]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.fixed or self.names.get(str(name), name) in self.settings
+
+    def __iter__(self) -> Iterator[str]:
+        theirs = {their: our for our, their in self.names.items()}
+        return iter(dict.fromkeys((*self.fixed, *(theirs.get(name, name) for name in self.settings))))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def renamed(settings: Settings, names: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of `write`, under another class's names."""
+    return {names.get(name, name): value for name, value in settings.items()}
+
+
+def public_layer(module: str, config: str, layer: str, settings: Settings, **more: Any) -> Any:
+    """A layer of a public class, its weights uninitialised, from the settings of its configuration."""
+    public = public_module(f"transformers.models.{module}")
+    return getattr(public, layer)(getattr(public, config)(**settings, **more), 0)
 
 
 def _ours(name: str) -> str:

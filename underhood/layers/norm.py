@@ -39,6 +39,10 @@ class Norm(Part):
         y = l2_normalised(y, size * self.eps) * (size**0.5 * self.weight).reshape(1, -1, y.shape[-1])
         return y if self.bias is None else y + self.bias.reshape(1, -1, y.shape[-1])
 
+    def of_last(self, y: Float[Array, "*t channels"]) -> Float[Array, "*t channels"]:
+        """The norm of one vector, or of one for each step."""
+        return self(y.reshape(-1, 1, y.shape[-1])).reshape(y.shape)
+
     def shared(self, y: Shares, heads: int) -> Shares:
         """The norm of each head held at its value."""
         if self.centred:

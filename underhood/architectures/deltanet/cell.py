@@ -7,7 +7,7 @@ there is no decay, and it is DeltaNet.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax
@@ -31,11 +31,12 @@ from underhood.layers.memory import (
     heads_of_width,
     memory_scan,
 )
-from underhood.layers.norm import Norm, l2_normalised
+from underhood.layers.norm import Norm, l2_normalised, require_positive
 from underhood.layers.projection import Projection
 from underhood.layers.shares import Shares
 
 WIDTH = 4  # of the convolution, in a model made by name
+GateFunction = Literal["silu", "sigmoid"]
 
 
 class GatedDeltaNet(AbstractMemoryCell):
@@ -54,8 +55,13 @@ class GatedDeltaNet(AbstractMemoryCell):
     norm: Norm = part("norm", channels="d_value")
     out_proj: Projection = part("projection", rows="d_out", columns="heads*d_value")
     key_heads: int = eqx.field(static=True)
+    most_written: float = eqx.field(static=True, default=1.0)  # β up to here: 2 lets a step reflect (OLMo Hybrid)
+    gate: GateFunction = eqx.field(static=True, default="silu")  # of z (Qwen4's may be another)
 
     def _check(self) -> None:
+        if self.gate not in get_args(GateFunction):
+            raise UnderhoodError(f"expected a gate of {', '.join(get_args(GateFunction))}", repr(self.gate))
+        require_positive("most_written", self.most_written)
         if not (isinstance(self.key_heads, int) and self.key_heads >= 1) or self.heads % self.key_heads:
             raise UnderhoodError(f"expected key_heads that divide {self.heads} heads", repr(self.key_heads))
         values = self.heads * self.d_value
@@ -122,7 +128,7 @@ class GatedDeltaNet(AbstractMemoryCell):
         q, k, v = jnp.split(jax.nn.silu(mixed), (keys, 2 * keys), axis=1)
         q, k = (jnp.repeat(l2_normalised(by_head(one, self.key_heads)), repeats, axis=1) for one in (q, k))
         log_decay = -jnp.exp(self.A_log)[None] * jax.nn.softplus(a + self.dt_bias[None])
-        written = jax.nn.sigmoid(b)[:, :, None] * k
+        written = (self.most_written * jax.nn.sigmoid(b))[:, :, None] * k
         forgotten = -jnp.exp(log_decay)[:, :, None] * written
         signals = Signals(q * self.d_key**-0.5, written, by_head(v, self.heads), log_decay, forgotten, k)
         return signals, z, past
@@ -138,14 +144,17 @@ class GatedDeltaNet(AbstractMemoryCell):
     @eqx.filter_jit
     def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t n"]]:
         signals, z, _ = self._signals(xs, self.conv1d.initial_past())
-        return signals, jax.nn.silu(z)
+        return signals, self._opened(z)
 
     def _scan(
         self, xs: Float[Array, "t d"], state: tuple[Past, Memory]
     ) -> tuple[Float[Array, "t d_o"], tuple[Past, Memory]]:
         signals, z, past = self._signals(xs, state[0])
         outputs, memory = memory_scan(state[1], signals)
-        return self.out_proj(flat(self.norm(outputs)) * jax.nn.silu(z)), (past, memory)
+        return self.out_proj(flat(self.norm(outputs)) * self._opened(z)), (past, memory)
+
+    def _opened(self, z: Float[Array, "t n"]) -> Float[Array, "t n"]:
+        return jax.nn.silu(z) if self.gate == "silu" else jax.nn.sigmoid(z)
 
 
 @register_stack("gated-deltanet", label="Gated DeltaNet", colour="#b8860b")

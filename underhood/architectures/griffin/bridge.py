@@ -84,7 +84,7 @@ bridge(
     describe=_describe_griffin,
     run=_run_griffin,
     model_type="recurrent_gemma",
-    ignores=frozenset(["rms_norm_eps"]),
+    ignores="rms_norm_eps",
     prefix="model.layers.{layer}.temporal_block.",
     mark="rg_lru.recurrent_param",
     defaults={

@@ -110,9 +110,6 @@ def _build_mambapy(settings: Settings) -> Any:
     return public.MambaBlock(config)
 
 
-INITIAL = ("floor", "max", "min", "scale")  # of Δ, where it begins
-
-
 def _expanded(settings: Settings) -> int:
     return int(positive({"expand": 2, **settings}, "expand") * whole(settings, "hidden_size"))
 
@@ -125,7 +122,7 @@ bridge(
     build=_build_mamba_mixer,
     describe=lambda module: {"hidden_act": module.activation},
     model_type="mamba",
-    ignores=frozenset({"layer_norm_epsilon", "rms_norm", *(f"time_step_{name}" for name in INITIAL)}),
+    ignores="layer_norm_epsilon rms_norm time_step_floor time_step_max time_step_min time_step_scale",
     prefix="backbone.layers.{layer}.mixer.",
     mark="A_log",
     defaults={

@@ -3,7 +3,8 @@
     (u', z) = W_in x;   u = SiLU(conv(u'));   (δ, B, C) = W_x u;   Δ = softplus(W_δ δ + b_δ);   A = −exp(A_log)
 
 Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (2023), as `MambaMixer` of transformers
-computes it. The state is (N, channels), and the last inputs of the convolution.
+computes it; δ, B and C may pass an RMS norm each, as in Jamba and FalconMamba. The state is (N, channels), and the last
+inputs of the convolution.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from underhood.core.model import AbstractModel, part, tensor
 from underhood.layers.convolution import Convolution
 from underhood.layers.draws import uniform
 from underhood.layers.linear import Matrix, apply, dense, lecun_normal
+from underhood.layers.norm import Norm
 from underhood.layers.shares import Shares
 
 TOGETHER = 4  # steps between the states that are kept for the gradient
@@ -43,6 +45,9 @@ class Mamba(AbstractModel):
     out_proj: Matrix = tensor("d_out channels", sparse=True)
     in_bias: Float[Array, " 2*channels"] | None = tensor(optional=True, default=None)
     out_bias: Float[Array, " d_out"] | None = tensor(optional=True, default=None)
+    dt_norm: Norm | None = part("norm", channels="rank", optional=True, default=None)  # Jamba's and FalconMamba's
+    b_norm: Norm | None = part("norm", channels="state", optional=True, default=None)
+    c_norm: Norm | None = part("norm", channels="state", optional=True, default=None)
 
     @property
     def d(self) -> int:
@@ -101,7 +106,9 @@ class Mamba(AbstractModel):
     ) -> tuple[Float[Array, "*t c"], Float[Array, "*t c"], Float[Array, "*t n"], Float[Array, "*t n"]]:
         """Δ, Δ u, B and C."""
         rank, state = self.dt_proj.shape[1], self.a_log.shape[1]
-        low_rank, b, c = jnp.split(apply(self.x_proj, u), [rank, rank + state], axis=-1)
+        projected = jnp.split(apply(self.x_proj, u), [rank, rank + state], axis=-1)
+        norms = self.dt_norm, self.b_norm, self.c_norm
+        low_rank, b, c = (x if norm is None else norm.of_last(x) for norm, x in zip(norms, projected, strict=True))
         step = jax.nn.softplus(apply(self.dt_proj, low_rank) + jax.lax.expand_dims(self.dt_bias, range(u.ndim - 1)))
         return step, step * u, b, c
 

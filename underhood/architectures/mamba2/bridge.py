@@ -1,4 +1,8 @@
-"""Mamba-2 ↔ transformers' `Mamba2Mixer`."""
+"""Mamba-2 ↔ the layers of transformers that compute it: Mamba2, Bamba, GraniteMoeHybrid, Zamba2, NemotronH, Falcon-H1.
+
+They differ in the names of their settings, in whether the norm runs over all channels or over each group of them, and
+in where a bound of Δ comes from. Falcon-H1 also scales the rows of its projection, which goes into the weights here.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from underhood.interop.bridges import (
     KERNEL,
     MATRIX,
     VECTOR,
+    Renamed,
     Settings,
     Shape,
     bridge,
@@ -20,8 +25,11 @@ from underhood.interop.bridges import (
     named_tensors,
     needed,
     norm_settings,
+    positive,
+    public_layer,
     public_module,
     read_cell,
+    renamed,
     require_square,
     whole,
 )
@@ -44,7 +52,8 @@ _MAMBA2: dict[str, Shape] = {
 _MAMBA2_BIASES = ("in_proj.bias", "out_proj.bias")
 
 
-def _read_mamba2(tensors: Tensors, settings: Settings) -> Mamba2:
+def _read_mamba2(tensors: Tensors, settings: Settings, *, grouped: bool = False, **options: Any) -> Mamba2:
+    """`grouped`: the norm runs over each group of channels."""
     expect(settings, hidden_act=("silu", "swish"), rms_norm=(True,))
     groups, (least, most) = whole(settings, "n_groups"), _limits(needed(settings, "time_step_limit"))
     cell = read_cell(
@@ -52,10 +61,10 @@ def _read_mamba2(tensors: Tensors, settings: Settings) -> Mamba2:
         tensors,
         _MAMBA2,
         (*_MAMBA2_BIASES, "conv1d.bias"),
-        norm=norm_settings(settings, "layer_norm_epsilon"),
         groups=groups,
         least_step=least,
         most_step=most if np.isfinite(most) else None,
+        **{"norm": norm_settings(settings, "layer_norm_epsilon"), "norm_groups": groups if grouped else 1, **options},
     )
     expand_to(cell.out_proj.columns, cell.d, settings)
     return cell
@@ -71,9 +80,18 @@ def _limits(value: Any) -> tuple[float, float]:
     return float(ends[0]), float(ends[1]) if ends[1] < HUGE else np.inf
 
 
-def _write_mamba2(cell: Mamba2) -> tuple[dict[str, Any], Tensors]:
+def _write_mamba2(
+    cell: Mamba2, *, grouped: bool = False, biases: tuple[str, ...] = _MAMBA2_BIASES
+) -> tuple[dict[str, Any], Tensors]:
     require_square(cell)
-    tensors = named_tensors(cell, _MAMBA2, _MAMBA2_BIASES)
+    norms = (cell.groups if grouped else 1, False, False)
+    if (cell.norm_groups, cell.norm_first, cell.norm is None) != norms:
+        got = f"{cell.norm_groups} groups, norm_first={cell.norm_first}, {'no' if cell.norm is None else 'a'} norm"
+        raise UnderhoodError(f"expected a norm of {norms[0]} groups behind the gate for the public layer", got)
+    return _written(cell, named_tensors(cell, _MAMBA2, biases))
+
+
+def _written(cell: Mamba2, tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
     settings = {
         "hidden_size": cell.d,
         "num_heads": cell.heads,
@@ -81,7 +99,7 @@ def _write_mamba2(cell: Mamba2) -> tuple[dict[str, Any], Tensors]:
         "state_size": cell.state_size,
         "n_groups": cell.groups,
         "conv_kernel": cell.conv1d.width,
-        "layer_norm_epsilon": cell.norm.eps,
+        "layer_norm_epsilon": 1e-5 if cell.norm is None else cell.norm.eps,
         "use_bias": "in_proj.bias" in tensors,
         "use_conv_bias": "conv1d.bias" in tensors,
         "time_step_limit": (cell.least_step, np.inf if cell.most_step is None else cell.most_step),
@@ -116,7 +134,7 @@ bridge(
     },
     model_type="mamba2",
     # The norm stands behind the gate whatever norm_before_gate says.
-    ignores=frozenset(["time_step_floor", "time_step_max", "time_step_min", "time_step_rank", "norm_before_gate"]),
+    ignores="time_step_floor time_step_max time_step_min time_step_rank norm_before_gate",
     prefix="backbone.layers.{layer}.mixer.",
     mark="A_log",
     defaults={
@@ -130,5 +148,185 @@ bridge(
         "use_bias": False,
         "use_conv_bias": True,
         "time_step_limit": (0.0, np.inf),
+    },
+)
+
+
+def _variant(
+    module: str,
+    layer: str,
+    config: str,
+    names: dict[str, str],
+    *,
+    more: dict[str, Any],
+    fixed: dict[str, Any] | None = None,
+    least: str | None = None,
+    grouped: bool = False,
+    expand: bool = True,
+    **bridge_fields: Any,
+) -> None:
+    """Another class with the same equations: its names of the settings, and what it leaves out of them.
+
+    `fixed`: settings that it does not have. `least`: its setting for the least Δ, where there is no most. `expand`:
+    whether its inner size is a multiple of `hidden_size`. `more`: further settings to build it with.
+    """
+    fixed = fixed or {}
+
+    def read(tensors: Tensors, settings: Settings) -> Mamba2:
+        limit = {} if least is None else {"time_step_limit": (needed(settings, least), np.inf)}
+        return _read_mamba2(tensors, Renamed(settings, names, {**fixed, **limit}), grouped=grouped)
+
+    def write(cell: Mamba2) -> tuple[dict[str, Any], Tensors]:
+        ours, tensors = _write_mamba2(cell, grouped=grouped)
+        inner, hidden = ours["num_heads"] * ours["head_dim"], ours["hidden_size"]
+        if expand and inner % hidden:
+            raise UnderhoodError(f"expected an inner size that is a multiple of {hidden} for {layer}", inner)
+        least_step, most_step = ours["time_step_limit"]
+        if least is not None and most_step < HUGE:
+            raise UnderhoodError(f"expected no most_step for {layer}, which has no such setting", most_step)
+        for name, value in fixed.items():
+            if name in ours and ours[name] != value:
+                raise UnderhoodError(f"expected {name} {value} for {layer}", ours[name])
+        said = {name: value for name, value in ours.items() if name not in fixed}
+        if least is not None:
+            del said["time_step_limit"]
+            said[least] = least_step
+        said |= {"expand": inner // hidden} if expand else {}
+        return renamed(said, names), tensors
+
+    def describe(found: Any) -> dict[str, Any]:
+        limit = found.time_step_limit
+        said = {
+            "hidden_act": found.activation,
+            "n_groups": found.n_groups,
+            "layer_norm_epsilon": found.norm.variance_epsilon,
+            **({"time_step_limit": limit} if least is None else {least: limit[0]}),
+        }
+        return renamed(said, names)
+
+    bridge(
+        f"transformers.models.{module}.{layer}",
+        kind=Mamba2.kind,
+        read=read,
+        write=write,
+        build=lambda settings: public_layer(module, config, layer, settings, num_hidden_layers=1, vocab_size=1, **more),
+        describe=describe,
+        mark="A_log",
+        **bridge_fields,
+    )
+
+
+_BAMBA_NAMES = {
+    "num_heads": "mamba_n_heads",
+    "head_dim": "mamba_d_head",
+    "state_size": "mamba_d_state",
+    "n_groups": "mamba_n_groups",
+    "conv_kernel": "mamba_d_conv",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "use_bias": "mamba_proj_bias",
+    "use_conv_bias": "mamba_conv_bias",
+    "expand": "mamba_expand",
+}
+_BAMBA_DEFAULTS = {
+    "hidden_size": 4096,
+    "mamba_n_heads": 128,
+    "mamba_d_head": lambda settings: _inner(settings) // whole(settings, "mamba_n_heads"),
+    "mamba_d_state": 256,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "rms_norm_eps": 1e-5,
+    "mamba_proj_bias": False,
+    "mamba_conv_bias": True,
+    "mamba_expand": 2,
+    "time_step_limit": (0.0, np.inf),
+}
+
+
+def _inner(settings: Settings) -> int:
+    return int(positive(settings, "mamba_expand") * whole(settings, "hidden_size"))
+
+
+_variant(
+    "bamba.modeling_bamba",
+    "BambaMixer",
+    "BambaConfig",
+    _BAMBA_NAMES,
+    more={},
+    model_type="bamba",
+    prefix="model.layers.{layer}.mamba.",
+    defaults=_BAMBA_DEFAULTS,
+)
+_variant(
+    "granitemoehybrid.modeling_granitemoehybrid",
+    "GraniteMoeHybridMambaLayer",
+    "GraniteMoeHybridConfig",
+    _BAMBA_NAMES,
+    more={"layer_types": ["mamba"]},
+    model_type="granitemoehybrid",
+    prefix="model.layers.{layer}.mamba.",
+    defaults={**_BAMBA_DEFAULTS, "rms_norm_eps": 1e-6},
+)
+_variant(
+    "zamba2.modeling_zamba2",
+    "Zamba2MambaMixer",
+    "Zamba2Config",
+    {
+        "num_heads": "n_mamba_heads",
+        "head_dim": "mamba_headdim",
+        "state_size": "mamba_d_state",
+        "n_groups": "mamba_ngroups",
+        "conv_kernel": "mamba_d_conv",
+        "use_bias": "add_bias_linear",
+        "expand": "mamba_expand",
+    },
+    fixed={"layer_norm_epsilon": 1e-5, "use_conv_bias": True, "hidden_act": "silu"},
+    least="time_step_min",
+    grouped=True,
+    more={"layers_block_type": ["mamba"], "num_attention_heads": 1, "num_key_value_heads": 1},
+    model_type="zamba2",
+    prefix="model.layers.{layer}.mamba. model.layers.{layer}.mamba_decoder.mamba.",
+    # It has a bias in its convolution, SiLU and ε = 1e-5 whatever these say.
+    ignores="time_step_floor time_step_max use_conv_bias rms_norm_eps hidden_act use_mem_eff_path",
+    defaults={
+        "hidden_size": 2560,
+        "n_mamba_heads": 8,
+        "mamba_headdim": lambda settings: _inner(settings) // whole(settings, "n_mamba_heads"),
+        "mamba_d_state": 64,
+        "mamba_ngroups": 1,
+        "mamba_d_conv": 4,
+        "add_bias_linear": False,
+        "mamba_expand": 2,
+        "time_step_min": 0.001,
+    },
+)
+_variant(
+    "nemotron_h.modeling_nemotron_h",
+    "NemotronHMamba2Mixer",
+    "NemotronHConfig",
+    {
+        "num_heads": "mamba_num_heads",
+        "head_dim": "mamba_head_dim",
+        "state_size": "ssm_state_size",
+        "hidden_act": "mamba_hidden_act",
+    },
+    least="time_step_min",
+    grouped=True,
+    expand=False,
+    more={"layers_block_type": ["mamba"]},
+    model_type="nemotron_h",
+    prefix="model.layers.{layer}.mixer.",
+    # The layer reads `use_bias`, and no upper limit of Δ; its inner size is heads times head_dim.
+    ignores="time_step_floor time_step_max time_step_limit expand mamba_proj_bias mamba_ssm_cache_dtype",
+    defaults={
+        "hidden_size": 4096,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "layer_norm_epsilon": 1e-5,
+        "time_step_min": 0.001,
     },
 )

@@ -48,16 +48,20 @@ class Mamba2(AbstractMemoryCell):
     dt_bias: Float[Array, " heads"] = tensor(recurrent=True)
     A_log: Float[Array, " heads"] = tensor(recurrent=True)
     D: Float[Array, " heads"] = tensor()
-    norm: Norm = part("norm", channels="inner")
+    norm: Norm | None = part("norm", channels="inner", optional=True)  # Falcon-H1 may have none
     out_proj: Projection = part("projection", rows="d_out", columns="inner")
     groups: int = eqx.field(static=True, default=1)
     least_step: float = eqx.field(static=True, default=0.0)  # bounds of Δ
     most_step: float | None = eqx.field(static=True, default=None)
+    norm_groups: int = eqx.field(static=True, default=1)  # channels are normalised in so many groups
+    norm_first: bool = eqx.field(static=True, default=False)  # the norm stands before the gate
 
     def _check(self) -> None:
         inner, both = self.out_proj.columns, self.conv1d.channels - self.out_proj.columns
         if not (isinstance(self.groups, int) and self.groups >= 1) or self.heads % self.groups:
             raise UnderhoodError(f"expected groups that divide {self.heads} heads", repr(self.groups))
+        if not (isinstance(self.norm_groups, int) and self.norm_groups >= 1) or inner % self.norm_groups:
+            raise UnderhoodError(f"expected norm_groups that divide {inner} channels", repr(self.norm_groups))
         if inner % self.heads:
             raise UnderhoodError(f"expected columns of out_proj in {self.heads} heads of one size", inner)
         if both < 2 * self.groups or both % (2 * self.groups):
@@ -119,8 +123,12 @@ class Mamba2(AbstractMemoryCell):
         inner = self.out_proj.columns
         values = self.in_proj[inner : 2 * inner].shared(x).banded(self.conv1d[:inner]).activated(jax.nn.silu)
         skipped = values.scaled(np.repeat(self.D, inner // self.heads))
-        gated = (values.remembered(*signals.gates) + skipped).scaled(opened)
-        return self.out_proj.shared(self.norm.shared(gated, heads=1))
+        read = values.remembered(*signals.gates) + skipped
+        if self.norm is None:
+            return self.out_proj.shared(read.scaled(opened))
+        if self.norm_first:
+            return self.out_proj.shared(self.norm.shared(read, self.norm_groups).scaled(opened))
+        return self.out_proj.shared(self.norm.shared(read.scaled(opened), self.norm_groups))
 
     @eqx.filter_jit
     def _gates(self, xs: Float[Array, "t d"]) -> tuple[Signals, Float[Array, "t inner"]]:
@@ -132,8 +140,12 @@ class Mamba2(AbstractMemoryCell):
     ) -> tuple[Float[Array, "t d_o"], tuple[Past, Memory]]:
         signals, z, past = self._signals(xs, state[0])
         outputs, memory = memory_scan(state[1], signals)
-        gated = flat(outputs + self.D[None, :, None] * signals.v) * jax.nn.silu(z)
-        return self.out_proj(self.norm(gated[:, None])[:, 0]), (past, memory)
+        read, opened = flat(outputs + self.D[None, :, None] * signals.v), jax.nn.silu(z)
+        read = self._normalised(read) * opened if self.norm_first else self._normalised(read * opened)
+        return self.out_proj(read), (past, memory)
+
+    def _normalised(self, y: Float[Array, "t inner"]) -> Float[Array, "t inner"]:
+        return y if self.norm is None else flat(self.norm(by_head(y, self.norm_groups)))
 
 
 @register_stack("mamba2", label="Mamba-2", colour="#6a51a3")
