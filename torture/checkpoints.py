@@ -31,7 +31,7 @@ def sound() -> dict[str, Files]:
         for layer, cell in enumerate(model.cells):
             settings, tensors = bridge.write(cell)
             config |= {name: value for name, value in settings.items() if name in bridge.defaults}
-            prefix = bridge.prefix.format(layer=layer)
+            prefix = bridge.prefixes[0].format(layer=layer)
             weights |= {prefix + name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
         files = {CONFIG: json.dumps(config).encode()}
         if len(found) % 2 == 0:
@@ -44,7 +44,7 @@ def sound() -> dict[str, Files]:
             files |= {file: safetensors.numpy.save(part) for file, part in shards.items()}
             places = {name: file for file, part in shards.items() for name in part}
             files[INDEX] = json.dumps({"weight_map": places}).encode()
-        found[bridge.model_type] = files
+        found[bridge.model_types[0]] = files
     return found
 
 

@@ -52,7 +52,10 @@ class Bridge:
     model_type: str | None = None
     """What config.json of a checkpoint calls the model; several names with spaces between them."""
     prefix: str = ""
-    """Where a checkpoint keeps one layer's tensors, "backbone.layers.{layer}.mixer."; in base models, "layers.…"."""
+    """Where a checkpoint keeps one layer's tensors, "backbone.layers.{layer}.mixer."; in base models, "layers.…".
+
+    Several places with spaces between them, the usual one first.
+    """
     mark: str = ""
     """A tensor that only layers of this class have, "A_log"."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -64,6 +67,10 @@ class Bridge:
     def model_types(self) -> tuple[str, ...]:
         """What config.json calls the model: one name or several."""
         return () if self.model_type is None else tuple(self.model_type.split())
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return tuple(self.prefix.split())
 
     @property
     def name(self) -> str:

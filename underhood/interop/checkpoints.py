@@ -84,13 +84,15 @@ def _layer_tensors(folder: Path, bridge: Bridge, layer: int) -> Tensors:
     """The layer's tensors, each read from its own shard, under the names that the layer itself has for them."""
     places = places_of(folder)
     # A base model (MambaModel) has no "backbone." before its layers.
-    prefixes = bridge.prefix, bridge.prefix.partition(".")[2]
-    layers = next(filter(None, (_by_layer(places, prefix) for prefix in prefixes)), {})
+    prefixes = [one for prefix in bridge.prefixes for one in (prefix, prefix.partition(".")[2])]
+    layers: dict[int, dict[str, str]] = {}
+    for prefix in prefixes:
+        layers = _by_layer(places, prefix) | layers
     names = layers.get(layer, {})
     if bridge.mark not in names:
         others = [number for number in sorted(layers) if bridge.mark in layers[number]]
         if not others:
-            tensor = bridge.prefix.format(layer=layer) + bridge.mark
+            tensor = bridge.prefixes[0].format(layer=layer) + bridge.mark
             raise UnderhoodError(f"no layer of {folder} is a {bridge.name}: no tensor {tensor}")
         remedy = f"These are: {', '.join(map(str, others[:8]))}{' and others' * (len(others) > 8)}."
         raise UnderhoodError(f"layer {layer} of {folder} is no {bridge.name}", remedy=remedy)

@@ -6,12 +6,14 @@ in where a bound of Δ comes from. Falcon-H1 also scales the rows of its project
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from underhood.architectures.mamba2.cell import Mamba2
 from underhood.core.errors import UnderhoodError
+from underhood.core.extras import require
 from underhood.interop.bridges import (
     KERNEL,
     MATRIX,
@@ -31,9 +33,11 @@ from underhood.interop.bridges import (
     read_cell,
     renamed,
     require_square,
+    take,
     whole,
 )
 from underhood.interop.tensors import Tensors
+from underhood.layers.projection import Projection
 
 HUGE = 1e30  # a step that no layer takes
 
@@ -60,7 +64,7 @@ def _read_mamba2(tensors: Tensors, settings: Settings, *, grouped: bool = False,
         Mamba2.kind,
         tensors,
         _MAMBA2,
-        (*_MAMBA2_BIASES, "conv1d.bias"),
+        (*_MAMBA2_BIASES, "conv1d.bias", *(["norm.weight"] if options.get("norm", 0) is None else [])),
         groups=groups,
         least_step=least,
         most_step=most if np.isfinite(most) else None,
@@ -328,5 +332,114 @@ _variant(
         "use_conv_bias": True,
         "layer_norm_epsilon": 1e-5,
         "time_step_min": 0.001,
+    },
+)
+
+_FALCON_H1 = {name: shape for name, shape in _MAMBA2.items() if name != "norm.weight"}
+_FALCON_H1_ONES = [1.0] * 5  # multipliers of z, x, B, C and Δ
+
+
+def _read_falcon_h1(tensors: Tensors, settings: Settings) -> Mamba2:
+    flags = {name: needed(settings, name) for name in ("mamba_rms_norm", "mamba_norm_before_gate", "projectors_bias")}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise UnderhoodError(f"expected the setting {name} to be true or false", repr(value))
+    # Where config.json gives the inner size itself, it need not be a multiple of anything.
+    own = settings.get("mamba_d_ssm")
+    ours = Renamed(settings, {**_BAMBA_NAMES, "expand": "expand" if own is not None else "mamba_expand"})
+    options: dict[str, Any] = {"norm": None}
+    if flags["mamba_rms_norm"]:
+        options = {"norm_groups": whole(ours, "n_groups"), "norm_first": flags["mamba_norm_before_gate"]}
+    else:
+        take(tensors, _FALCON_H1, ("in_proj.bias", "out_proj.bias", "conv1d.bias"))
+    cell = _read_mamba2(tensors, ours, **options)
+    if own is not None and own != cell.out_proj.columns:
+        raise UnderhoodError(f"expected mamba_d_ssm {cell.out_proj.columns}, as the tensors have it", repr(own))
+    return _scaled(cell, settings)
+
+
+def _scaled(cell: Mamba2, settings: Settings) -> Mamba2:
+    """The multipliers of the input and of z, x, B, C and Δ in the rows of `in_proj`."""
+    each = needed(settings, "ssm_multipliers")
+    if not isinstance(each, list | tuple) or len(each) != len(_FALCON_H1_ONES):
+        raise UnderhoodError("expected five numbers ssm_multipliers", repr(each))
+    factors = [positive({"ssm_multipliers": one}, "ssm_multipliers") for one in each]
+    inner, state = cell.out_proj.columns, cell.groups * cell.state_size
+    rows = np.repeat(factors, (inner, inner, state, state, cell.heads))
+    weight, bias = np.asarray(cell.in_proj.weight), cell.in_proj.bias
+    total = rows * positive(settings, "ssm_in_multiplier")
+    scaled = Projection(
+        (total[:, None] * weight).astype(weight.dtype),
+        None if bias is None else (rows * np.asarray(bias)).astype(weight.dtype),
+    )
+    return dataclasses.replace(cell, in_proj=scaled)
+
+
+def _write_falcon_h1(cell: Mamba2) -> tuple[dict[str, Any], Tensors]:
+    require_square(cell)
+    if cell.norm is not None and cell.norm_groups != cell.groups:
+        got = f"{cell.norm_groups} and {cell.groups}"
+        raise UnderhoodError("expected as many groups in the norm as in B and C for Falcon-H1", got)
+    tensors = named_tensors(cell, _MAMBA2 if cell.norm is not None else _FALCON_H1)
+    ours, tensors = _written(cell, tensors)
+    settings = {
+        **renamed(ours, _BAMBA_NAMES),
+        "mamba_d_ssm": cell.out_proj.columns,
+        "mamba_rms_norm": cell.norm is not None,
+        "mamba_norm_before_gate": cell.norm is None or cell.norm_first,
+        "projectors_bias": "out_proj.bias" in tensors,
+        "ssm_in_multiplier": 1.0,
+        "ssm_multipliers": _FALCON_H1_ONES,
+    }
+    return settings, tensors
+
+
+def _build_falcon_h1(settings: Settings) -> Any:
+    torch = require("torch", "torch", "a torch module")
+    layer = public_layer(
+        "falcon_h1.modeling_falcon_h1", "FalconH1Config", "FalconH1Mixer", settings, num_hidden_layers=1, vocab_size=1
+    )
+    layer.register_buffer("mup_vector", torch.ones(1, 1, layer.in_proj.out_features), persistent=False)
+    return layer
+
+
+def _describe_falcon_h1(module: Any) -> dict[str, Any]:
+    inner, state, heads = module.intermediate_size, module.groups_time_state_size, module.num_heads
+    vector = getattr(module, "mup_vector", None)
+    sections = np.ones(5) if vector is None else vector.reshape(-1)[np.cumsum([0, inner, inner, state, state])].tolist()
+    return {
+        "hidden_act": module.activation,
+        "mamba_n_groups": module.n_groups,
+        "rms_norm_eps": module.layer_norm_epsilon,
+        "time_step_limit": module.time_step_limit,
+        "mamba_rms_norm": module.mamba_rms_norm,
+        "mamba_norm_before_gate": not module.mamba_rms_norm or module.norm.norm_before_gate,
+        "projectors_bias": module.out_proj.bias is not None,
+        "ssm_in_multiplier": module.ssm_in_multiplier,
+        "ssm_multipliers": list(sections),
+        "mamba_n_heads": heads,
+    }
+
+
+bridge(
+    "transformers.models.falcon_h1.modeling_falcon_h1.FalconH1Mixer",
+    kind=Mamba2.kind,
+    read=_read_falcon_h1,
+    write=_write_falcon_h1,
+    build=_build_falcon_h1,
+    describe=_describe_falcon_h1,
+    model_type="falcon_h1",
+    prefix="model.layers.{layer}.mamba.",
+    mark="A_log",
+    ignores="mamba_expand ssm_out_multiplier attention_out_multiplier key_multiplier",
+    defaults={
+        **_BAMBA_DEFAULTS,
+        "mamba_d_head": lambda settings: whole(settings, "mamba_d_ssm") // whole(settings, "mamba_n_heads"),
+        "mamba_d_ssm": 1024,
+        "mamba_rms_norm": False,
+        "mamba_norm_before_gate": True,
+        "projectors_bias": False,
+        "ssm_in_multiplier": 1.0,
+        "ssm_multipliers": _FALCON_H1_ONES,
     },
 )
