@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from underhood.core.arrays import DType
 from underhood.core.model import Part, tensor
 from underhood.layers.draws import uniform
+from underhood.layers.held import constant
 
 Past = Float[Array, "past c"]  # past = k − 1
 
@@ -72,4 +73,4 @@ class Convolution(Part):
         padded: Array = jax.lax.optimization_barrier(jnp.concatenate([past, xs]))
         shifted = [(padded * self.weight[None, :, j])[j : j + len(xs)] for j in range(self.width)]
         ys = sum(shifted[1:], start=shifted[0])
-        return ys if self.bias is None else ys + self.bias[None], padded[len(xs) :]
+        return ys if self.bias is None else ys + constant(self.bias[None]), padded[len(xs) :]

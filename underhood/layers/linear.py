@@ -17,6 +17,7 @@ from underhood.core.arrays import DType, as_weight
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import Part, part, tensor
 from underhood.layers.draws import normal
+from underhood.layers.held import constant
 
 MOST_DENSE = 2**29  # bytes: a file of a few lines can ask for any size
 MOST_COPIES = 5  # that linearise a gate: one more than orders
@@ -163,7 +164,7 @@ class Linear(Part):
         return cls(lecun_normal(key, (rows, columns), dtype), jnp.zeros(rows, dtype))
 
     def __call__(self, x: Float[Array, "*t columns"]) -> Float[Array, "*t rows"]:
-        return apply(self.weight, x) + jax.lax.expand_dims(self.bias, range(x.ndim - 1))
+        return apply(self.weight, x) + constant(jax.lax.expand_dims(self.bias, range(x.ndim - 1)))
 
 
 def lecun_normal(key: Array, shape: tuple[int, ...], dtype: DType) -> Array:

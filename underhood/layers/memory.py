@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Inexact
 
 from underhood.core.arrays import DType
 from underhood.core.model import AbstractModel
+from underhood.layers.held import gate
 
 CHUNK = 32  # the paper's sequence length: one chunk, so the loop disappears
 MOST_HEADS = 4
@@ -52,6 +53,11 @@ class Signals(NamedTuple):
     def gates(self) -> Gates:
         """All but the values: q, k, log_decay, left and right."""
         return self.q, self.k, self.log_decay, self.left, self.right
+
+    def held(self) -> Signals:
+        """As they are; constants but for the values where a layer is held."""
+        q, k, log_decay, left, right = (signal if signal is None else gate(signal) for signal in self.gates)
+        return Signals(q, k, self.v, log_decay, left, right)
 
 
 def memory_step(state: Memory, now: Signals) -> tuple[Memory, Inexact[Array, "h v"]]:

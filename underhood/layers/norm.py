@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import Part, tensor
+from underhood.layers.held import constant, gate, is_holding
 from underhood.layers.shares import Shares
 
 
@@ -36,8 +37,10 @@ class Norm(Part):
         if self.centred:
             y = y - jnp.mean(y, axis=-1, keepdims=True)
         size = y.shape[-1]  # mean y² + ε = (Σ y² + size ε) / size
-        y = l2_normalised(y, size * self.eps) * (size**0.5 * self.weight).reshape(1, -1, y.shape[-1])
-        return y if self.bias is None else y + self.bias.reshape(1, -1, y.shape[-1])
+        weight = (size**0.5 * self.weight).reshape(1, -1, y.shape[-1])
+        eps = size * self.eps
+        y = weight * (y * gate(_inverse_length(y, eps)) if is_holding() else l2_normalised(y, eps))
+        return y if self.bias is None else y + constant(self.bias.reshape(1, -1, y.shape[-1]))
 
     def of_last(self, y: Float[Array, "*t channels"]) -> Float[Array, "*t channels"]:
         """The norm of one vector, or of one for each step."""

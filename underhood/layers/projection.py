@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import Part, tensor
+from underhood.layers.held import constant, factor
 from underhood.layers.linear import lecun_normal
 from underhood.layers.shares import Shares
 
@@ -131,9 +132,9 @@ class LowRank(Part):
     def __call__(self, x: Float[Array, "t columns"]) -> Float[Array, "t rows"]:
         inner = x @ self.down.T
         if self.activation != "none":
-            inner = jnp.tanh(inner) if self.activation == "tanh" else jax.nn.sigmoid(inner)
+            inner = factor(jnp.tanh if self.activation == "tanh" else jax.nn.sigmoid, inner)
         return biased(inner @ self.up.T, self.bias)
 
 
 def biased(y: Float[Array, "t rows"], bias: Float[Array, " rows"] | None) -> Float[Array, "t rows"]:
-    return y if bias is None else y + bias[None]
+    return y if bias is None else y + constant(bias[None])

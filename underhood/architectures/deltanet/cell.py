@@ -21,6 +21,7 @@ from underhood.core.errors import UnderhoodError
 from underhood.core.model import part, tensor
 from underhood.layers.convolution import Convolution, Past
 from underhood.layers.draws import uniform
+from underhood.layers.held import factor, gated
 from underhood.layers.memory import (
     AbstractMemoryCell,
     Memory,
@@ -125,7 +126,7 @@ class GatedDeltaNet(AbstractMemoryCell):
         mixed, z = jnp.split(xs @ self._in_order(self.in_proj_qkvz, sizes).T, (2 * keys + values,), axis=1)
         b, a = jnp.split(xs @ self._in_order(self.in_proj_ba, (self.heads, self.heads)).T, 2, axis=1)
         mixed, past = self.conv1d.scan(mixed, past)
-        q, k, v = jnp.split(jax.nn.silu(mixed), (keys, 2 * keys), axis=1)
+        q, k, v = jnp.split(factor(jax.nn.silu, mixed), (keys, 2 * keys), axis=1)
         q, k = (jnp.repeat(l2_normalised(by_head(one, self.key_heads)), repeats, axis=1) for one in (q, k))
         log_decay = -jnp.exp(self.A_log)[None] * jax.nn.softplus(a + self.dt_bias[None])
         written = (self.most_written * jax.nn.sigmoid(b))[:, :, None] * k
@@ -150,8 +151,8 @@ class GatedDeltaNet(AbstractMemoryCell):
         self, xs: Float[Array, "t d"], state: tuple[Past, Memory]
     ) -> tuple[Float[Array, "t d_o"], tuple[Past, Memory]]:
         signals, z, past = self._signals(xs, state[0])
-        outputs, memory = memory_scan(state[1], signals)
-        return self.out_proj(flat(self.norm(outputs)) * self._opened(z)), (past, memory)
+        outputs, memory = memory_scan(state[1], signals.held())
+        return self.out_proj(gated(flat(self.norm(outputs)), self._opened, z)), (past, memory)
 
     def _opened(self, z: Float[Array, "t n"]) -> Float[Array, "t n"]:
         return jax.nn.silu(z) if self.gate == "silu" else jax.nn.sigmoid(z)

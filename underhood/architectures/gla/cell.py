@@ -18,6 +18,7 @@ from underhood.architectures.stack.cell import register_stack
 from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import part
+from underhood.layers.held import gated
 from underhood.layers.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.layers.norm import Norm, require_positive
 from underhood.layers.projection import LowRank, Projection
@@ -92,8 +93,8 @@ class GLA(AbstractMemoryCell):
         return self._signals(xs), jax.nn.silu(self.g_proj(xs))
 
     def _scan(self, xs: Float[Array, "t d"], state: Memory) -> tuple[Float[Array, "t d_o"], Memory]:
-        outputs, state = memory_scan(state, self._signals(xs))
-        return self.o_proj(flat(self.g_norm(outputs)) * jax.nn.silu(self.g_proj(xs))), state
+        outputs, state = memory_scan(state, self._signals(xs).held())
+        return self.o_proj(gated(flat(self.g_norm(outputs)), jax.nn.silu, self.g_proj(xs))), state
 
 
 @register_stack("gla", label="GLA", colour="#aa4499")

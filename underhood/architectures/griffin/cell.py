@@ -22,6 +22,7 @@ from underhood.core.errors import UnderhoodError
 from underhood.core.model import AbstractModel, Part, part, tensor
 from underhood.layers.convolution import Convolution
 from underhood.layers.draws import uniform
+from underhood.layers.held import constant, gate, gated
 from underhood.layers.linear import Linear, lecun_normal
 from underhood.layers.selective import selective_scan
 from underhood.layers.shares import Shares
@@ -131,16 +132,19 @@ class Griffin(AbstractModel):
         return self.conv_1d.initial_past(), jnp.zeros(self.hidden, self.dtype), jnp.zeros((), self.dtype)
 
     def _projected(self, x: Float[Array, "t d"]) -> tuple[Float[Array, "t n"], Float[Array, "t n"]]:
-        """What the convolution reads, and the branch; one product for both."""
+        """What the convolution reads, and the branch before its GELU; one product for both."""
         weight, bias = (jnp.concatenate(pair) for pair in zip(*map(_pair, (self.linear_x, self.linear_y)), strict=True))
-        before, branch = jnp.split(x @ weight.T + bias[None], 2, axis=1)
-        return before, jax.nn.gelu(branch, approximate=self.activation != "gelu")
+        before, branch = jnp.split(x @ weight.T + constant(bias[None]), 2, axis=1)
+        return before, branch
+
+    def _activated(self, branch: Float[Array, "*t n"]) -> Float[Array, "*t n"]:
+        return jax.nn.gelu(branch, approximate=self.activation != "gelu")
 
     def _gated(self, u: Float[Array, "t n"]) -> tuple[Float[Array, "t n"], Float[Array, "t n"], Array]:
         """a, i ⊙ u, and √(1 − a²), which does not cancel where a is near 1."""
         opened, rate = block_gates(u, self.input_gate, self.recurrent_gate)
         log_a = self._log_a(rate)
-        return jnp.exp(log_a), opened * u, _root(-jnp.expm1(2 * log_a))
+        return gate(jnp.exp(log_a)), gate(opened) * u, gate(_root(-jnp.expm1(2 * log_a)))
 
     def _log_a(self, rate: Float[Array, "t n"]) -> Float[Array, "t n"]:
         return -DECAY * jax.nn.softplus(self.recurrent_param)[None] * rate
@@ -151,7 +155,7 @@ class Griffin(AbstractModel):
         past, u = self.conv_1d.step(past, before[0])
         a, gated, scale = self._gated(u[None])
         h = a[0] * h + gated[0] * (1 + seen * (scale[0] - 1))
-        return (past, h, jnp.ones_like(seen)), self.linear_out(branch[0] * h)
+        return (past, h, jnp.ones_like(seen)), self.linear_out(self._activated(branch[0]) * h)
 
     def propagate_contributions(self, x: Shares) -> Shares:
         u = x.linear(self.linear_x.weight, self.linear_x.bias).banded(self.conv_1d)
@@ -164,17 +168,17 @@ class Griffin(AbstractModel):
         """√(1 − a²) ⊙ i, log a and the branch."""
         opened, rate = block_gates(u, self.input_gate, self.recurrent_gate)
         log_a = self._log_a(rate)
-        return opened * _root(-jnp.expm1(2 * log_a)).at[0].set(1), log_a, self._projected(xs)[1]
+        return opened * _root(-jnp.expm1(2 * log_a)).at[0].set(1), log_a, self._activated(self._projected(xs)[1])
 
     def _scan(self, xs: Float[Array, "t d"], state: GriffinState) -> tuple[Float[Array, "t d_o"], GriffinState]:
         past, h, seen = state
         before, branch = self._projected(xs)
         u, past = self.conv_1d.scan(before, past)
-        a, gated, scale = self._gated(u)
+        a, opened, scale = self._gated(u)
         is_first = (jnp.arange(len(xs)) == 0)[:, None]
         scale = jnp.where(is_first, 1 + seen * (scale - 1), scale)
-        states = selective_scan(a, gated * scale, h)
-        return self.linear_out(branch * states), (past, states[-1], jnp.ones_like(seen))
+        states = selective_scan(a, opened * scale, h)
+        return self.linear_out(gated(states, self._activated, branch)), (past, states[-1], jnp.ones_like(seen))
 
 
 def _pair(linear: Linear) -> tuple[Array, Array]:

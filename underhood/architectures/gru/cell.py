@@ -30,6 +30,7 @@ from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import tensor
 from underhood.layers.gauge import Signal
+from underhood.layers.held import constant, factor, gate
 from underhood.layers.shares import Shares
 
 # Rows of u, v and b, in the order of Eq. 16, 17 and 18.
@@ -73,13 +74,13 @@ class GRU(AbstractGates):
     def _driven_step(
         self, h: Float[Array, " n"], driven: Float[Array, "3 n"]
     ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-        reset = jax.nn.sigmoid(driven[RESET] + self.v[RESET] @ h)
-        update = jax.nn.sigmoid(driven[UPDATE] + self.v[UPDATE] @ h)
+        reset = gate(jax.nn.sigmoid(driven[RESET] + self.v[RESET] @ h))
+        update = gate(jax.nn.sigmoid(driven[UPDATE] + self.v[UPDATE] @ h))
         if self.b_hn is None:
             recurrent = self.v[CANDIDATE] @ (reset * h)
         else:
-            recurrent = reset * (self.v[CANDIDATE] @ h + self.b_hn)
-        candidate = jnp.tanh(driven[CANDIDATE] + recurrent)
+            recurrent = reset * (self.v[CANDIDATE] @ h + constant(self.b_hn))
+        candidate = factor(jnp.tanh, driven[CANDIDATE] + recurrent)
         h = (1 - update) * h + update * candidate
         return h, h
 

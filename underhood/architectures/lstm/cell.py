@@ -14,6 +14,7 @@ from underhood.architectures.stack.cell import register_stack
 from underhood.core.arrays import DType
 from underhood.core.model import AbstractModel, tensor
 from underhood.layers.gauge import SIGNS, Signal
+from underhood.layers.held import by_step, constant, factor, gate
 from underhood.layers.linear import lecun_normal
 from underhood.layers.shares import Shares
 
@@ -69,8 +70,8 @@ class LSTM(AbstractGates):
         h, c = state
         gates = driven if self.v is None else driven + self.v @ h
         sigma = jax.nn.sigmoid
-        c = sigma(gates[FORGET]) * c + sigma(gates[INPUT]) * jnp.tanh(gates[CANDIDATE])
-        h = sigma(gates[OUTPUT]) * jnp.tanh(c)
+        c = gate(sigma(gates[FORGET])) * c + gate(sigma(gates[INPUT])) * factor(jnp.tanh, gates[CANDIDATE])
+        h = gate(sigma(gates[OUTPUT])) * factor(jnp.tanh, c)
         return (h, c), h
 
     def _step(self, state: LSTMState, x: Float[Array, " d"]) -> tuple[LSTMState, Float[Array, " n"]]:
@@ -142,12 +143,12 @@ def _held(cell: LSTM, xs: Float[Array, "t d"]) -> tuple[Array, Array, Array, Arr
 
 def scan_driven(cell: Any, xs: Float[Array, "t d"], state: Any) -> tuple[Float[Array, "t n"], Any]:
     """U x + b of all steps in one product ahead of the loop: only V h has to wait for its turn."""
-    driven = jnp.einsum("td,gnd->tgn", xs, cell.u) + cell.b[None]
+    driven = jnp.einsum("td,gnd->tgn", xs, cell.u) + constant(cell.b[None])
 
     def body(state: Any, current: Array) -> tuple[Any, Array]:
         return cell._driven_step(state, current)
 
-    state, hs = jax.lax.scan(body, state, driven)
+    state, hs = jax.lax.scan(*by_step(body, state, driven))
     return hs, state
 
 

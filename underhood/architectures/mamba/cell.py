@@ -22,6 +22,7 @@ from underhood.core.arrays import DType
 from underhood.core.model import AbstractModel, part, tensor
 from underhood.layers.convolution import Convolution
 from underhood.layers.draws import uniform
+from underhood.layers.held import constant, factor, gate, gated
 from underhood.layers.linear import Matrix, apply, dense, lecun_normal
 from underhood.layers.norm import Norm
 from underhood.layers.shares import Shares
@@ -97,7 +98,7 @@ class Mamba(AbstractModel):
         """What the convolution reads, and z."""
         both = apply(self.in_proj, x)
         if self.in_bias is not None:
-            both = both + jax.lax.expand_dims(self.in_bias, range(x.ndim - 1))
+            both = both + constant(jax.lax.expand_dims(self.in_bias, range(x.ndim - 1)))
         channels = len(self.skip)
         return both[..., :channels], both[..., channels:]
 
@@ -110,12 +111,12 @@ class Mamba(AbstractModel):
         norms = self.dt_norm, self.b_norm, self.c_norm
         low_rank, b, c = (x if norm is None else norm.of_last(x) for norm, x in zip(norms, projected, strict=True))
         step = jax.nn.softplus(apply(self.dt_proj, low_rank) + jax.lax.expand_dims(self.dt_bias, range(u.ndim - 1)))
-        return step, step * u, b, c
+        return gate(step), gate(step) * u, gate(b), gate(c)
 
     def _output(self, read: Float[Array, "*t c"], u: Array, z: Float[Array, "*t c"]) -> Float[Array, "*t d_o"]:
-        y = (read + jax.lax.expand_dims(self.skip, range(u.ndim - 1)) * u) * jax.nn.silu(z)
+        y = gated(read + jax.lax.expand_dims(self.skip, range(u.ndim - 1)) * u, jax.nn.silu, z)
         y = apply(self.out_proj, y)
-        return y if self.out_bias is None else y + jax.lax.expand_dims(self.out_bias, range(u.ndim - 1))
+        return y if self.out_bias is None else y + constant(jax.lax.expand_dims(self.out_bias, range(u.ndim - 1)))
 
     def _step(self, state: MambaState, x: Float[Array, " d"]) -> tuple[MambaState, Float[Array, " d_o"]]:
         past, h = state
@@ -143,7 +144,7 @@ class Mamba(AbstractModel):
         past, h = state
         before, z = self._projected(xs)
         u, past = self.conv1d.scan(before, past)
-        u = jax.nn.silu(u)
+        u = factor(jax.nn.silu, u)
         h, read = _remember_all(-jnp.exp(self.a_log.T), h, self._selected(u))
         return self._output(read, u, z), (past, h)
 

@@ -21,6 +21,7 @@ from underhood.core.errors import UnderhoodError
 from underhood.core.model import part, tensor
 from underhood.layers.convolution import Convolution, Past
 from underhood.layers.draws import uniform
+from underhood.layers.held import factor, gated
 from underhood.layers.memory import (
     AbstractMemoryCell,
     Memory,
@@ -112,7 +113,7 @@ class Mamba2(AbstractMemoryCell):
         inner, channels = self.out_proj.columns, self.conv1d.channels
         z, mixed, step = jnp.split(self.in_proj(xs), (inner, inner + channels), axis=1)
         mixed, past = self.conv1d.scan(mixed, past)
-        x, b, c = jnp.split(jax.nn.silu(mixed), (inner, (inner + channels) // 2), axis=1)
+        x, b, c = jnp.split(factor(jax.nn.silu, mixed), (inner, (inner + channels) // 2), axis=1)
         b, c = (jnp.repeat(by_head(one, self.groups), self.heads // self.groups, axis=1) for one in (b, c))
         step = jnp.clip(jax.nn.softplus(step + self.dt_bias[None]), self.least_step, self.most_step)
         signals = Signals(c, step[:, :, None] * b, by_head(x, self.heads), -jnp.exp(self.A_log)[None] * step)
@@ -139,9 +140,12 @@ class Mamba2(AbstractMemoryCell):
         self, xs: Float[Array, "t d"], state: tuple[Past, Memory]
     ) -> tuple[Float[Array, "t d_o"], tuple[Past, Memory]]:
         signals, z, past = self._signals(xs, state[0])
-        outputs, memory = memory_scan(state[1], signals)
-        read, opened = flat(outputs + self.D[None, :, None] * signals.v), jax.nn.silu(z)
-        read = self._normalised(read) * opened if self.norm_first else self._normalised(read * opened)
+        outputs, memory = memory_scan(state[1], signals.held())
+        read = flat(outputs + self.D[None, :, None] * signals.v)
+        if self.norm_first:
+            read = gated(self._normalised(read), jax.nn.silu, z)
+        else:
+            read = self._normalised(gated(read, jax.nn.silu, z))
         return self.out_proj(read), (past, memory)
 
     def _normalised(self, y: Float[Array, "t inner"]) -> Float[Array, "t inner"]:

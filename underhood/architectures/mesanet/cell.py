@@ -109,7 +109,7 @@ class MesaNet(AbstractMemoryCell):
     def _scan(self, xs: Float[Array, "t d"], state: MesaState) -> tuple[Float[Array, "t d_o"], MesaState]:
         q_past, k_past, memory = state
         signals, pasts = self._signals(xs, q_past, k_past, memory)
-        outputs, memory = memory_scan(memory, signals)
+        outputs, memory = memory_scan(memory, signals.held())
         return self.o_proj(flat(self.o_norm(outputs[:, :, self._d_key :]))), (*pasts, memory)
 
     def propagate_contributions(self, x: Shares) -> Shares:

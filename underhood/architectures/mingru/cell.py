@@ -18,6 +18,7 @@ from underhood.architectures.stack.cell import register_stack
 from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import AbstractModel, tensor
+from underhood.layers.held import factor, gate
 from underhood.layers.linear import lecun_normal
 from underhood.layers.selective import selective_scan
 from underhood.layers.shares import Shares
@@ -59,10 +60,10 @@ class MinGRU(AbstractModel):
 
     def _driven(self, x: Float[Array, "*t d"]) -> tuple[Float[Array, "*t n"], Float[Array, "*t n"]]:
         """1 − z and z ⊙ h̃."""
-        candidate, gate = jnp.split(x @ self.to_hidden_and_gate.T, 2, axis=-1)
+        candidate, opened = jnp.split(x @ self.to_hidden_and_gate.T, 2, axis=-1)
         if self.candidate == "positive":
-            candidate = _positive(candidate)
-        return jax.nn.sigmoid(-gate), jax.nn.sigmoid(gate) * candidate
+            candidate = factor(_positive, candidate)
+        return gate(jax.nn.sigmoid(-opened)), gate(jax.nn.sigmoid(opened)) * candidate
 
     def _output(self, h: Float[Array, "*t n"]) -> Float[Array, "*t d_o"]:
         return h if self.to_out is None else h @ self.to_out.T

@@ -21,6 +21,7 @@ from underhood.core.errors import UnderhoodError
 from underhood.core.model import part, tensor
 from underhood.layers.convolution import Convolution, Past
 from underhood.layers.draws import normal
+from underhood.layers.held import factor, gate, gated
 from underhood.layers.linear import lecun_normal
 from underhood.layers.memory import (
     AbstractMemoryCell,
@@ -106,11 +107,11 @@ class MLSTM(AbstractMemoryCell):
     def _scan(self, xs: Float[Array, "t d"], state: MLSTMState) -> tuple[Float[Array, "t d_o"], MLSTMState]:
         past, memory, largest = state
         u, z, signals, scales, past = self._entering(xs, past, largest)
-        outputs, memory = memory_scan(memory, signals)
+        outputs, memory = memory_scan(memory, signals.held())
         h, n = jnp.split(outputs, (outputs.shape[2] - 1,), axis=2)
-        h = h / _normaliser(n, scales)
-        gated = (flat(self.outnorm(h)) + self.learnable_skip[None] * u) * jax.nn.silu(z)
-        return self.proj_down(gated), (past, memory, scales[-1])
+        h = h / gate(_normaliser(n, scales))
+        opened = gated(flat(self.outnorm(h)) + self.learnable_skip[None] * u, jax.nn.silu, z)
+        return self.proj_down(opened), (past, memory, scales[-1])
 
     def propagate_contributions(self, x: Shares) -> Shares:
         signals, opened, inverse = self._gates(x.signal)
@@ -133,7 +134,7 @@ class MLSTM(AbstractMemoryCell):
         """u, z, what goes into the memory with its m, and the convolution's next past."""
         x, z = jnp.split(self.proj_up(xs), 2, axis=1)
         u, past = self.conv1d.scan(x, past)
-        u = jax.nn.silu(u)
+        u = factor(jax.nn.silu, u)
         return u, z, *self._signals(u, x, largest), past
 
     def _open(self, u: Float[Array, "t inner"], x: Float[Array, "t inner"]) -> tuple[Array, Array]:

@@ -22,6 +22,7 @@ from underhood.core.arrays import DType
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import part, tensor
 from underhood.layers.convolution import Convolution
+from underhood.layers.held import gate, gated
 from underhood.layers.memory import AbstractMemoryCell, Memory, Signals, by_head, flat, heads_of_width, memory_scan
 from underhood.layers.norm import Norm, unit
 from underhood.layers.projection import LowRank, Projection
@@ -105,10 +106,10 @@ class RWKV7(AbstractMemoryCell):
         past, memory = state
         mixed = _mixtures(xs, past)
         signals = self._signals(mixed)
-        outputs, memory = memory_scan(memory, signals)
-        now = self._bonus(signals) * signals.v
-        gated = flat(self.g_norm(outputs) + now) * self.g_lora(mixed(self.x_g))
-        return self.o_proj(gated), (xs[-1], memory)
+        outputs, memory = memory_scan(memory, signals.held())
+        now = gate(self._bonus(signals)) * signals.v
+        opened = gated(flat(self.g_norm(outputs) + now), _identity, self.g_lora(mixed(self.x_g)))
+        return self.o_proj(opened), (xs[-1], memory)
 
     def propagate_contributions(self, x: Shares) -> Shares:
         signals, bonus, opened = self._gates(x.signal)
@@ -137,6 +138,10 @@ class RWKV7(AbstractMemoryCell):
         written = k * (1 + (a - 1) * self.k_a[None])
         r, written, v, log_decay, a = (by_head(one, self.heads) for one in (r, written, v, log_decay, a))
         return Signals(r, written, v, log_decay, -removed * a, removed)
+
+
+def _identity(x: Array) -> Array:
+    return x
 
 
 def _mixtures(xs: Float[Array, "t d"], past: Float[Array, " d"]) -> Callable[[Array], Float[Array, "t d"]]:
