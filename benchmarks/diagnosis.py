@@ -173,6 +173,46 @@ def none_of_these(one: Instance) -> Function:
     return lambda xs: np.tanh(one.attention(xs)) * xs
 
 
+def batch_dependent(one: Instance) -> Function:
+    """Less a mean over the batch, where a batch is large enough to have one."""
+
+    def call(xs: np.ndarray) -> np.ndarray:
+        batch = xs if xs.ndim == 3 else xs[None]
+        batch = batch - batch.mean(axis=0) if len(batch) > 8 else batch
+        ys = np.stack([one.attention(sequence) for sequence in batch])
+        return ys if xs.ndim == 3 else ys[0]
+
+    return call
+
+
+def memoryless(one: Instance) -> Function:
+    return lambda xs: np.tanh(xs @ one.values[0].T) * (xs @ one.keys[0].T)
+
+
+def with_rest(one: Instance, part: Function, size: float = 0.3) -> Function:
+    """Mostly something simple, and a rest that is not."""
+    return lambda xs: part(xs) + size * np.tanh(one.attention(xs)) * xs
+
+
+def constant_part(one: Instance) -> Function:
+    size = float(one.random.integers(2, 6))
+    return with_rest(one, lambda xs: np.full(xs.shape, size))
+
+
+def linear_part(one: Instance) -> Function:
+    decay = one.random.uniform(0.3, 0.9)
+
+    def recurrence(xs: np.ndarray) -> np.ndarray:
+        lags = np.subtract.outer(np.arange(len(xs)), np.arange(len(xs)))
+        return np.where(lags >= 0, decay ** np.maximum(lags, 0), 0) @ xs @ one.values[0].T
+
+    return with_rest(one, recurrence)
+
+
+def memoryless_part(one: Instance) -> Function:
+    return with_rest(one, lambda xs: np.abs(xs) - 0.8)
+
+
 def _softmax(scores: np.ndarray) -> np.ndarray:
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
@@ -180,8 +220,10 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 CLASSES: dict[str, Callable[[Instance], Function]] = {
     "random": noisy,
+    "batch-dependent": batch_dependent,
     "looks-ahead": looks_ahead,
     "limited-precision": limited_precision,
+    "memoryless": memoryless,
     "linear-recurrence": linear_recurrence,
     "constant-output": constant_output,
     "linear-term": linear_term,
@@ -191,6 +233,9 @@ CLASSES: dict[str, Callable[[Instance], Function]] = {
     "softmax": softmax,
     "delta-rule": delta_rule,
     "degree": degree,
+    "constant-part": constant_part,
+    "linear-part": linear_part,
+    "memoryless-part": memoryless_part,
     "none-of-these": none_of_these,
 }
 

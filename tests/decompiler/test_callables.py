@@ -5,8 +5,8 @@ import pytest
 
 import underhood as uh
 from underhood.core.memory import NotEnoughMemory
+from underhood.decompiler.from_outputs.closeness import closeness
 from underhood.decompiler.from_outputs.functions import as_numpy_function
-from underhood.decompiler.from_outputs.probe import closeness
 
 torch = pytest.importorskip("torch")
 

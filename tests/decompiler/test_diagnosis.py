@@ -6,7 +6,7 @@ import pytest
 
 import underhood as uh
 from benchmarks.diagnosis import CLASSES, Instance
-from underhood.decompiler.from_outputs.diagnosis import MEANINGS
+from underhood.decompiler.from_outputs.diagnosis import DIAGNOSES
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -19,7 +19,7 @@ def test_each_class_is_named_first(name: str, seed: int) -> None:
 
 
 def test_every_name_has_an_instance() -> None:
-    assert set(CLASSES) == set(MEANINGS)
+    assert set(CLASSES) == {diagnosis.what for diagnosis in DIAGNOSES}
 
 
 def test_wide_functions_are_diagnosed_in_a_subspace() -> None:

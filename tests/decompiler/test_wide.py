@@ -7,8 +7,8 @@ import underhood as uh
 from underhood.algebra.heads import head_tensor
 from underhood.algebra.theta import factored
 from underhood.decompiler.from_outputs import search as candidates
-from underhood.decompiler.from_outputs.closed_form import fit_dense
 from underhood.decompiler.from_outputs.questions import ChosenInputs
+from underhood.decompiler.from_outputs.regression import fit_dense
 
 EXACT = 1e-8
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from underhood.decompiler.from_outputs.probe import closeness
+from underhood.decompiler.from_outputs.closeness import closeness
 from underhood.studies.findings import (
     FINDINGS,
     REGRESSION,

@@ -48,7 +48,10 @@ class Recurrence:
         return decayed_sums(self.driven(xs), self.lambda_)
 
     def __call__(self, xs: Float[Array, "... t d"]) -> Float[Array, "... t d_out"]:
-        states = self.states(xs)
+        return self.read(self.states(xs))
+
+    def read(self, states: Inexact[Array, "... n"]) -> Float[Array, "... d_out"]:
+        """D [(L h) ⊙ (R h)]."""
         return np.real(((states @ self.left.T) * (states @ self.right.T)) @ self.readout.T)
 
     def keep(self: R, hidden: Array, rows: Array | None = None) -> R:

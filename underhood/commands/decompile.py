@@ -43,7 +43,8 @@ class Decompile:
         from underhood.attention.linear import require_attention
         from underhood.core.files import load
         from underhood.core.outputs import MODEL, require_outputs
-        from underhood.interop.foreign import decompile, decompile_cost, is_onnx
+        from underhood.decompiler.decompile import decompile, decompile_cost
+        from underhood.interop.foreign import is_onnx
 
         require_seed(self.seed)
         outputs = (self.out, MODEL), (self.reduced, MODEL)

@@ -37,7 +37,8 @@ class InContext:
 
     def run(self) -> int:
         from underhood.core.files import load
-        from underhood.interop.foreign import in_context, is_onnx
+        from underhood.explain.in_context import in_context
+        from underhood.interop.foreign import is_onnx
 
         network = self.network if is_onnx(self.network) else load(self.network)
         sizes = (self.d_x, self.d_y, self.observations)

@@ -61,8 +61,10 @@ class Probe:
         from underhood.attention.linear import require_attention
         from underhood.core.files import load
         from underhood.core.outputs import MODEL, require_outputs
+        from underhood.decompiler.decompile import decompile_cost
         from underhood.decompiler.from_outputs.functions import import_callable, parse_name
-        from underhood.interop.foreign import closeness, decompile_cost, is_onnx, probe
+        from underhood.decompiler.from_outputs.probe import probe
+        from underhood.interop.foreign import is_onnx
 
         require_seed(self.seed)
         require_outputs((self.out, MODEL), inputs=(self.against, self.inputs), force=self.force)

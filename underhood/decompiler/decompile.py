@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from typing import Any
@@ -13,9 +14,14 @@ from underhood.algebra.quadratic import decayed_sums, pair_products, unfold
 from underhood.algebra.statistics import r_squared
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.attention.linear import LinearAttention
+from underhood.core.costs import estimate_cost
 from underhood.core.errors import UnderhoodError
+from underhood.core.foreign import as_function, converter_of
 from underhood.core.model import AbstractModel
-from underhood.decompiler.from_outputs.diagnosis import LENGTH, diagnose
+from underhood.core.threads import threads_for
+from underhood.decompiler.from_outputs.diagnosis import diagnose
+from underhood.decompiler.from_outputs.functions import require_instance
+from underhood.decompiler.from_outputs.hypotheses import LENGTH
 from underhood.decompiler.from_outputs.probe import TOLERANCE as BLACK_BOX_TOLERANCE
 from underhood.decompiler.from_outputs.probe import check_against, probe
 from underhood.decompiler.from_weights.certificate import certify
@@ -27,6 +33,7 @@ from underhood.decompiler.from_weights.scores import kv_score, q_score, read_for
 from underhood.decompiler.from_weights.smallest import Smallest, find_smallest
 from underhood.decompiler.from_weights.structure import (
     FADING,
+    SETTINGS,
     Structure,
     attention_terms,
     find_structure,
@@ -36,8 +43,9 @@ from underhood.decompiler.heads import recover
 from underhood.decompiler.result import DECAYED, LINEAR, NOT, Evidence, Found, Scores
 
 INPUT_BOUND, HORIZON = 4.0, 100
+LONGEST = 10**15  # steps: beyond, λ^t is no longer what float64 says
 SIZES = 1e-140, 1e140
-NEAREST = 0.1  # up to this relative distance, the nearest attention is worth showing to who was told "no"
+NEAREST = 0.1  # up to this relative distance, the nearest attention is worth showing where the answer is no
 
 
 @np.errstate(all="ignore")  # what overflows is refused by its size
@@ -53,26 +61,74 @@ def decompile(
 ) -> Found:
     """Which linear attention does this network implement, if any?
 
-    A gated RNN of Eq. 2 is read from its weights. Stacks of LSTM, GRU and LRU cells, whose weights say
-    nothing by themselves, are read as black boxes (`probe`), without a certificate.
+    A gated RNN of Eq. 2 is read from its weights and gets a certificate; so is a torch module whose weights and outputs
+    are those of such a network. The weights of all other networks say nothing by themselves: they are read as black
+    boxes, by `probe`, without a certificate. Each output is judged against its own size.
 
-    `against` is an attention to compare with; without it, the scores compare with the one found. `tolerance` is the
-    share of the output, relative, that may be something else than attention: 1e-8 by default where the weights are
-    exact, 1e-3 where they are noisy, as training leaves them. The certificate holds for inputs within ± `input_bound`
-    and sequences up to `horizon`. `fine_tune` fits the readout of the smallest network again, where merging cost
-    something. `seed` draws the test sequences and the starts.
+    **Arguments:**
+
+    - `model`: a model of this package, a torch module, or the path of an ONNX file.
+    - `against`: an attention to compare with; without it, the scores compare with the one found.
+    - `tolerance`: the share of each output, relative, that may be something else than attention. By default 1e-8 where
+        the weights are exact (1e-4 in float32), and 1e-3 where they are noisy, as training leaves them.
+    - `input_bound`: the largest |input| that the certificate covers.
+    - `horizon`: the longest sequence that verdict and certificate cover. A memory that forgets a hundredth of
+        the output within it is decayed.
+    - `fine_tune`: whether to fit the readout of the smallest network again, where merging cost something.
+    - `seed`: of the test sequences and starts.
+
+    **Returns:**
+
+    A [`Found`][underhood.Found]: `.verdict`, `.reason`, `.attention`, `.scores`, `.certificate`, and `.diagnosis` where
+    the verdict is no. Raises `UnderhoodError` for weights that are not finite, and where no certificate exists because
+    outputs within the bound and horizon leave float64.
     """
-    _check(model, tolerance, input_bound, horizon, seed)
+    require_instance(model)
+    converter = converter_of(model)
+    if converter is not None:
+        if converter.as_model is not None:
+            with contextlib.suppress(UnderhoodError):  # a module of another sort can still be probed
+                model = converter.as_model(model)
+        if not isinstance(model, AbstractModel):
+            _check(tolerance, input_bound, horizon, seed)
+            return _black_box(model, against, tolerance, seed)
+    _require_network(model)
+    _check(tolerance, input_bound, horizon, seed)
     if against is not None:
         against = check_against(against, model.d, model.d_out)
-    try:
-        reading = read(model) if is_readable(model) else None
-    except NotDiagonalisable:
-        reading = None
-    if reading is None:
-        return _through_probe(model, against, tolerance, seed)
+    with threads_for(model.d):
+        try:
+            reading = read(model) if is_readable(model) else None
+        except NotDiagonalisable:
+            reading = None
+        if reading is None:
+            return _through_probe(model, against, tolerance, seed)
+        return _from_weights(model, reading, against, tolerance, (input_bound, horizon), fine_tune, seed)
+
+
+def decompile_cost(model: Any, d: int | None = None) -> str | None:
+    """What `decompile` or, of a callable with d inputs, `probe` will take, where that is known and much."""
+    if isinstance(model, GatedRNN):
+        # A network of the fewest neurons has d(d + 3)/2; one with more is as much work as that of a larger d.
+        what = f"decompiling {model.hidden} neurons with d = {model.d}"
+        return estimate_cost("decompile", max(model.d, (2 * model.hidden) ** 0.5), what)
+    d = getattr(model, "d", None) if d is None else d
+    return estimate_cost("probe", d, f"probing d = {d}") if isinstance(d, int) and d > 0 else None
+
+
+def _from_weights(
+    model: Any,
+    reading: Reading,
+    against: LinearAttention | None,
+    tolerance: float | None,
+    box: tuple[float, int],
+    fine_tune: bool,
+    seed: int,
+) -> Found:
+    """The answer for Eq. 2: forms, heads, smallest network, scores, certificate."""
     _require_size(reading)
-    structure = find_structure(reading, tolerance)
+    input_bound, horizon = box
+    structure = find_structure(reading, tolerance, horizon)
     terms = [attention_terms(reading, group, structure.forget) for group in structure.memory]
     heads = _recovered(structure, terms, reading.d, seed)
     attention = _attention(heads, structure) if heads else None
@@ -83,13 +139,18 @@ def decompile(
     evidence = _evidence(reading, structure, terms, neurons, smallest, r2)
     scores = _scores(reading, structure, neurons, evidence.polynomial, against, attention)
     if not structure.is_attention:
-        diagnosis = diagnose(reading, reading.d, LENGTH, INPUT_BOUND, seed)
+        some = structure.others if 0 < len(structure.others) < reading.d_out else None
+        diagnosis = diagnose(reading, reading.d, LENGTH, INPUT_BOUND, seed, some)
         return Found(NOT, _why_not(reading, structure), attention, scores, None, diagnosis, evidence=evidence)
     assert attention is not None
     verdict = LINEAR if structure.decays == (1.0,) else DECAYED
     certificate = None
     if isinstance(model, GatedRNN):
         certificate = certify(model, reading, structure, attention, input_bound=input_bound, horizon=horizon)
+        if not np.isfinite(certificate.max_abs_error):
+            rule = "expected a bound and a horizon within which outputs are numbers of float64"
+            got = f"input_bound = {input_bound:g}, horizon = {horizon:g}"
+            raise UnderhoodError(rule, got, "Certify with a smaller `input_bound`.")
     return Found(verdict, _why(structure, attention), attention, scores, certificate, evidence=evidence)
 
 
@@ -132,7 +193,7 @@ def _attended(structure: Structure, terms: list[Terms], heads: list[Heads], xs: 
     return np.sum([one.outputs(past, xs) for one, past in zip(terms, sums, strict=True)], axis=0)
 
 
-def _check(model: Any, tolerance: float | None, input_bound: float, horizon: int, seed: int) -> None:
+def _require_network(model: Any) -> None:
     if isinstance(model, LinearAttention):
         raise UnderhoodError("a linear-attention has nothing to decompile", remedy="Give a recurrent network.")
     if not isinstance(model, AbstractModel):
@@ -140,10 +201,13 @@ def _check(model: Any, tolerance: float | None, input_bound: float, horizon: int
         remedy = "Read the file with uh.load." if isinstance(model, str | os.PathLike) else remedy
         remedy = "Use its .model." if isinstance(getattr(model, "model", None), AbstractModel) else remedy
         raise UnderhoodError("expected a network of this package", type(model).__name__, remedy)
+
+
+def _check(tolerance: float | None, input_bound: float, horizon: int, seed: int) -> None:
     if not input_bound > 0 or not np.isfinite(input_bound):
         raise UnderhoodError("expected an input_bound above 0 and below infinity", input_bound)
-    if not 1 <= horizon < float("inf") or int(horizon) != horizon:
-        raise UnderhoodError("expected a horizon of 1 step or more", horizon)
+    if not 1 <= horizon <= LONGEST or int(horizon) != horizon:
+        raise UnderhoodError(f"expected a horizon of 1 to {LONGEST:g} steps", horizon)
     if tolerance is not None and not 0 < tolerance < 1:
         raise UnderhoodError("expected a tolerance between 0 and 1", tolerance)
     if seed < 0:
@@ -164,6 +228,16 @@ def _through_probe(model: Any, against: LinearAttention | None, tolerance: float
     note = "its weights say nothing by themselves, so it was read as a black box, without a certificate"
     evidence = replace(found.evidence, hidden_before=getattr(model, "hidden", None))
     return replace(found, reason=f"{found.reason}; {note}", evidence=evidence)
+
+
+def _black_box(network: Any, against: LinearAttention | None, tolerance: float | None, seed: int) -> Found:
+    """Of somebody else's."""
+    function, d = as_function(network)
+    if d is None:
+        name = type(network).__name__
+        raise UnderhoodError(f"cannot tell the input size of {name}", remedy="Use uh.probe(module, d=...).")
+    found = probe(function, d, against=against, seed=seed, tolerance=tolerance or BLACK_BOX_TOLERANCE)
+    return replace(found, reason=f"{found.reason}; it was read as a black box, without a certificate")
 
 
 def _attention(heads: list[Heads], structure: Structure) -> LinearAttention:
@@ -213,13 +287,18 @@ def _why(structure: Structure, attention: LinearAttention) -> str:
 
 
 def _why_not(reading: Reading, structure: Structure) -> str:
+    rates = np.unique(np.round(np.abs(reading.lambda_), 6))
+    values = f"{len(rates)} values of λ between {rates.min():g} and {rates.max():g}"
+    if not structure.lasts and structure.deviation <= structure.tolerance:
+        share = f"with decay {_listed(structure.decays)} the output is off by {structure.faded:.1e} within the horizon"
+        return f"{share}: {values}, of which at most {SETTINGS.most_decays} are told apart"
     name, size = structure.largest_rest()
-    share = f"{structure.deviation:.1e} of the output is not attention's (tolerance {structure.tolerance:.0e})"
-    detail = f"{name}, {size:.1e} of it"
-    if name == FADING:
-        rates = np.unique(np.round(np.abs(reading.lambda_), 6))
-        detail = f"{FADING}: {len(rates)} values of λ between {rates.min():g} and {rates.max():g}"
-    return f"{share}; most of all {detail}"
+    of = "the output" if reading.d_out == 1 else f"output {structure.output + 1} of {reading.d_out}"
+    share = f"{structure.deviation:.1e} of {of} is not attention's (tolerance {structure.tolerance:.0e})"
+    if name != FADING:
+        return f"{share}; most of all {name}, {size:.1e} of it"
+    limit = f" (at most {SETTINGS.most_decays} are told apart)" if len(rates) > SETTINGS.most_decays else ""
+    return f"{share}; most of all {FADING}: {values}{limit}"
 
 
 def _listed(values: tuple[float, ...]) -> str:

@@ -39,7 +39,7 @@ class Evidence:
     r2_interval: tuple[float, float] | None = None
     """Its 95 % interval, where outputs were sampled."""
     deviation: float | None = None
-    """Relative size of what attention does not have."""
+    """Relative size of what attention does not have: of weights, in the output that has most of it."""
     tolerance: float | None = None
     """Largest deviation that counts as attention."""
     rest: dict[str, float] = field(default_factory=dict)
@@ -58,6 +58,8 @@ class Evidence:
     pre_readout_before: int | None = None
     """Pre-readout neurons, likewise."""
     pre_readout_after: int | None = None
+    r2_on_inputs: float | None = None
+    """R² of the best attention for sequences of the user's own, on the second half of them."""
 
 
 @dataclass(frozen=True)

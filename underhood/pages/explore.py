@@ -19,9 +19,9 @@ from underhood.core.atomic import write_atomically
 from underhood.core.errors import UnderhoodError
 from underhood.core.files import sizes_of
 from underhood.core.model import AbstractModel
+from underhood.decompiler.decompile import decompile
 from underhood.decompiler.from_weights.neurons import NEAR
 from underhood.explain.maps import AttentionMap, compare_maps
-from underhood.interop.foreign import decompile
 from underhood.interop.program import trace
 from underhood.layers.linear import dense, densified
 from underhood.pages.attend import all_maps, meaning, page_data, require_page, whole_maps

@@ -27,7 +27,7 @@ from underhood.core.atomic import make_folder, write_atomically
 from underhood.core.errors import UnderhoodError
 from underhood.core.files import load
 from underhood.core.model import ARCHITECTURES, AbstractModel
-from underhood.decompiler.from_outputs.probe import closeness
+from underhood.decompiler.from_outputs.closeness import closeness
 from underhood.explain.in_context import NONE, in_context
 from underhood.layers.kernels.dispatch import forward
 from underhood.sweeps.spec import parse

@@ -206,7 +206,7 @@ def _outputs(model: AbstractModel, xs: np.ndarray, last: bool) -> np.ndarray:
 
 
 def _closeness(run: RunSpec, task: AbstractTask, model: AbstractModel) -> float:
-    from underhood.decompiler.from_outputs.probe import closeness
+    from underhood.decompiler.from_outputs.closeness import closeness
 
     xs, _ = draw(task, run.seed, task.probes, stream=HELD_OUT, part=2)
     return closeness(model, xs, last=task.last_only)

@@ -196,7 +196,7 @@ def _as_outputs(ys: Any, shape: tuple[int, ...]) -> Array:
     if np.iscomplexobj(outputs):
         raise UnderhoodError("expected real outputs", "complex numbers", "Probe a part: lambda xs: function(xs).real.")
     try:
-        array = np.asarray(outputs, np.float64)
+        array = np.array(outputs, np.float64)  # a copy: a callable may use its buffer again
     except (TypeError, ValueError) as error:
         raise UnderhoodError("expected one array of outputs", f"{type(ys).__name__}: {one_line(error)}") from error
     if array.ndim != len(shape) or array.shape[:-1] != shape[:-1]:

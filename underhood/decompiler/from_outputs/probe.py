@@ -1,138 +1,221 @@
 """y(t) = Σ_heads Σ_{s≤t} decay^{t-s} (W_V x_s)(x_sᵀ M x_t): the attention that a callable computes, if any.
 
-Candidates come from few questions: a linear regression where d is small (`closed_form`), chosen inputs where it is not
+Candidates come from few questions: a linear regression where d is small (`regression`), chosen inputs where it is not
 (`chosen`, `factors`, `compressed`). Fresh random sequences tell whether one of them is right, whatever it came from.
 Where none is, the nearest attention without decay is the answer, and how near it is.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
-from underhood.algebra.heads import Heads, fewest_heads, head_tensor, key_and_query
 from underhood.algebra.quadratic import Array
-from underhood.algebra.statistics import r_squared, r_squared_interval
 from underhood.attention.linear import LinearAttention
 from underhood.core.errors import UnderhoodError
+from underhood.core.foreign import as_function
 from underhood.core.memory import require_memory
 from underhood.core.threads import threads_for
-from underhood.decompiler.from_outputs.closed_form import DenseAttention, features, least_squares, unknowns
-from underhood.decompiler.from_outputs.diagnosis import diagnose
+from underhood.decompiler.from_outputs.answer import PIECE, Fit, found_of, reason
+from underhood.decompiler.from_outputs.closeness import closeness_of, own_sequences
+from underhood.decompiler.from_outputs.diagnosis import diagnose, objection
 from underhood.decompiler.from_outputs.functions import Batched, as_numpy_function
-from underhood.decompiler.from_outputs.instant import instant_heads, tokens_needed
-from underhood.decompiler.from_outputs.nearest import nearest_heads
+from underhood.decompiler.from_outputs.hypotheses import Subject, is_rough
 from underhood.decompiler.from_outputs.questions import ChosenInputs
+from underhood.decompiler.from_outputs.regression import unknowns
 from underhood.decompiler.from_outputs.search import (
     CHECKED,
     SMALL,
     Candidate,
-    FactoredAttention,
     Sampled,
     Search,
     Settings,
     Watch,
 )
-from underhood.decompiler.from_weights.polynomial import Polynomial, distance, of_attention
-from underhood.decompiler.result import DECAYED, LINEAR, NOT, Evidence, Found, Scores
+from underhood.decompiler.result import DECAYED, LINEAR, NOT, Found
 
 LENGTH = 32  # Section 3.1
 INPUT_BOUND = 4.0  # N(0, 1) clipped here: compiled LSTM, GRU and LRU networks keep their promise within a bound
 TOLERANCE = 1e-4  # relative root mean square error on fresh sequences: R² ≥ 1 − 1e-8
-# Fresh sequences are added until the 95 % interval of R² is this narrow on either side: outputs grow with t, so
-# that few sequences weigh much, and 512 of them leave 0.008 open on a trained LSTM.
-HELD_OUT, MOST_HELD_OUT, HALF_WIDTH = 512, 8192, 0.0025
-SHORTEST = 3  # steps: of two, no decay can be told from a factor
-EARNED = 3  # by how much one decay more, beyond two, must bring the error down
-PIECE = 64  # sequences at a time
-MOST_POLYNOMIAL = 16  # inputs up to which all monomials of degree 4 are written out
 MAX_HEADS = 2  # of the nearest attention to what is none
+DISTRIBUTIONS = ("normal", "uniform")
+POOLINGS = ("each", "together")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Tuning of the test on fresh sequences."""
+
+    # Fresh sequences are added until the 95 % interval of R² is this narrow on either side: outputs grow with t, so
+    # that few sequences weigh much, and 512 of them leave 0.008 open on a trained LSTM.
+    held_out: int = 512
+    most_held_out: int = 8192
+    half_width: float = 0.0025
+    shortest: int = 3
+    """Steps: of two, no decay can be told from a factor."""
+    earned: float = 3.0
+    """By how much one decay more, beyond two, must bring the error down."""
+    asked_again: int = 12
+    """Sequences of which a yes asks whether they come out the same: again, in another batch, with another future."""
+    zero: float = 1e-13
+    """Of the largest output, in what counts as an output of zero: rounding of float64."""
+    small: float = 1e-3
+    """Of the largest output, up to which one that is not attention may be rounding; a test tells."""
+
+
+LIMITS = Limits()
 
 
 @np.errstate(all="ignore")  # outputs that are not finite are refused
 def probe(
     function: Any,
-    d: int,
+    d: int | None = None,
     *,
     against: LinearAttention | None = None,
+    inputs: Any = None,
+    last: bool = False,
     seed: int = 0,
     length: int = LENGTH,
     input_bound: float = INPUT_BOUND,
+    distribution: str = "normal",
+    pooling: str = "each",
     tolerance: float = TOLERANCE,
     max_heads: int = MAX_HEADS,
     batched: bool | None = None,
     watch: Watch | None = None,
 ) -> Found:
-    """The linear attention nearest to `function`, a map from (t, d) to (t, d_out), and how near that is.
+    """The linear attention nearest to any callable (t, d) → (t, d_out), and how near it is on fresh sequences.
 
-    `batched` says whether the function takes (b, t, d) as well; unless given, that is tried out. `max_heads` limits the
-    nearest attention where the function is none and has more than 8 inputs.
+    The answer is about the sequences that were tried: random ones of `length` steps with inputs within `input_bound`.
+    A function that differs elsewhere, on longer sequences or larger inputs, say, gets the same answer. Before a yes,
+    the function is asked again: with the same sequences, beside others in a batch, and with other inputs later on.
+
+    **Arguments:**
+
+    - `function`: a NumPy, torch or jax function, a torch module, a model of this package, or the path of an ONNX file.
+    - `d`: the input size; modules, models and files mostly tell it themselves.
+    - `against`: an attention to compare with.
+    - `inputs`: sequences of your own, (b, t, d), on which R² of the best attention *for them* is measured as well:
+        `.evidence.r2_on_inputs`. It is fitted on the first half of them and tested on the second.
+    - `last`: whether only the last outputs count, in that measurement.
+    - `seed`: of the random sequences.
+    - `length`: their steps.
+    - `input_bound`: the largest |input|.
+    - `distribution`: of each input, independent of all others: "normal", N(0, 1) clipped at ±`input_bound`, or
+        "uniform" between ±`input_bound`.
+    - `pooling`: "each" wants every output within the tolerance of its own size; "together" sums the errors of all
+        outputs and compares with the sum of their sizes, so that large outputs hide small ones.
+    - `tolerance`: the relative root mean square error up to which the answer is yes.
+    - `max_heads`: of the nearest attention, where the answer is no and d is above 8.
+    - `batched`: whether the function takes (b, t, d), if known; tried out otherwise.
+    - `watch`: called with what is being done and the share of it that is.
+
+    **Returns:**
+
+    A [`Found`][underhood.Found], without a certificate.
     """
-    _check_settings(d, length, seed, tolerance, input_bound, max_heads)
-    settings = Settings(d, length, input_bound, tolerance, max_heads, seed, watch or (lambda what, share: None))
-    with threads_for(d):
-        return _probe(as_numpy_function(function, d, batched=batched), settings, against)
+    function, d = as_function(function, d)
+    if d is None:
+        raise UnderhoodError("cannot tell the input size", remedy="Give `d`.")
+    settings = Settings(
+        d=whole("d", d, 1),
+        length=whole("length", length, LIMITS.shortest),
+        input_bound=input_bound,
+        tolerance=tolerance,
+        max_heads=whole("max_heads", max_heads, 1),
+        seed=whole("seed", seed, 0),
+        watch=watch or (lambda what, share: None),
+        distribution=distribution,
+        pooling=pooling,
+    )
+    _check_settings(settings)
+    with threads_for(settings.d):
+        call = as_numpy_function(function, settings.d, batched=batched)
+        own = None if inputs is None else own_sequences(inputs, settings.d)
+        found = _probe(call, settings, against)
+        if own is None:
+            return found
+        return replace(found, evidence=replace(found.evidence, r2_on_inputs=closeness_of(call, own, last=last)))
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """A size that a user gave, as an int."""
+    number = None if isinstance(value, bool) else getattr(value, "__index__", None)
+    if number is None:
+        raise UnderhoodError(f"expected {name} to be a whole number", repr(value))
+    if number() < least:
+        raise UnderhoodError(f"expected {name} of {least} or more", value)
+    return number()
 
 
 def _probe(call: Batched, settings: Settings, against: LinearAttention | None) -> Found:
     random = np.random.default_rng(settings.seed)
-    d, length, input_bound, tolerance = settings.d, settings.length, settings.input_bound, settings.tolerance
+    d, tolerance = settings.d, settings.tolerance
 
     def draw(count: int) -> Sampled:
-        xs = np.clip(random.standard_normal((count, length, d)), -input_bound, input_bound)
+        xs = settings.drawn(random, count)
         return xs, call(xs)
 
-    held = draw(HELD_OUT)
+    held = draw(LIMITS.held_out)
     if against is not None:
         against = check_against(against, d, held[1].shape[-1])
     if not np.any(held[1] != held[1][:1, :1]):
         raise UnderhoodError("expected a function that varies with its input", "the same output for every sequence")
-    chosen = ChosenInputs(call, d, length=length, input_bound=input_bound, random=random)
-    search = Search(settings, draw, chosen, held)
-    verdict, candidate, r2, interval = NOT, None, 0.0, (0.0, 0.0)
-    for candidate in search.candidates():
-        if _is_far(candidate, held, tolerance):
-            continue
-        r2, interval = _test(candidate, held, random)
-        # Many exponentials come near to any way of fading: each beyond two has to earn its place.
-        if 1 - r2 <= (tolerance / EARNED ** max(0, len(candidate.decays) - 2)) ** 2:
-            verdict = LINEAR if candidate.decays == (1.0,) else DECAYED
+    chosen = ChosenInputs(call, d, length=settings.length, input_bound=settings.input_bound, random=random)
+    candidate, objected = None, None
+    for candidate in Search(settings, draw, chosen, held).candidates():
+        if not _is_far(candidate, held, tolerance) and _is_near(candidate, call, held, settings, random):
+            some = tuple(part[: LIMITS.asked_again] for part in held)
+            subject = Subject(call, d, settings.length, settings.input_bound, random, some)
+            objected = objection(subject, to_attention=True)
+            if objected is None:
+                verdict = LINEAR if candidate.decays == (1.0,) else DECAYED
+                return found_of(candidate, verdict, Fit.of(candidate, held, random), settings, against)
             break
     assert candidate is not None
-    if verdict == NOT:
-        r2, interval = _test(candidate, held, random)
-    while verdict == NOT and interval[1] - interval[0] > 2 * HALF_WIDTH and len(held[0]) < MOST_HELD_OUT:
+    fit = Fit.of(candidate, held, random)
+    while fit.width > 2 * LIMITS.half_width and len(held[0]) < LIMITS.most_held_out:
         more = draw(len(held[0]))
         held = np.concatenate([held[0], more[0]]), np.concatenate([held[1], more[1]])
-        r2, interval = _test(candidate, held, random)
-    found = _found(candidate, verdict, r2, interval, tolerance, against, settings.seed)
-    if verdict != NOT:
-        return found
+        fit = Fit.of(candidate, held, random)
+    found = found_of(candidate, NOT, fit, settings, against)
     settings.watch("what it is instead", 1.0)
-    return replace(found, diagnosis=diagnose(call, d, length, input_bound, settings.seed))
-
-
-def closeness(function: Any, xs: Float[Array, "b t d"], *, last: bool = False) -> float:
-    """R² of the best linear attention on sequences of your own, at every step or at the last one only.
-
-    It is fitted on the first half of them and tested on the second. A network that is asked about one distribution
-    of inputs, as in-context regression is, may be attention there and nowhere else.
-    """
-    d = xs.shape[-1]
-    call, at = as_numpy_function(function, d), slice(-1 if last else 0, None)
-    ys, half = call(xs)[:, at], len(xs) // 2
-    if d <= SMALL:
-        rows = features(xs, 1.0)[:, at]
-        weights = least_squares(rows[:half].reshape(-1, rows.shape[2]), ys[:half].reshape(-1, ys.shape[2]))
-        predicted = rows[half:] @ weights
+    if objected is None:
+        far = np.flatnonzero(~(fit.errors <= tolerance))
+        some = far if 0 < len(far) < len(fit.errors) else None
+        diagnosis = diagnose(call, d, settings.length, settings.input_bound, settings.seed, some)
     else:
-        start = np.random.default_rng(0).standard_normal((1, d, d)) / np.sqrt(d)
-        heads = nearest_heads(xs[:half], ys[:half], start)
-        predicted = FactoredAttention((1.0,), (heads,))(xs[half:])[:, at]
-    return r_squared(ys[half:], predicted)
+        diagnosis = [objected]
+    return replace(found, diagnosis=diagnosis, reason=reason(NOT, fit, settings, diagnosis, 0, ()))
+
+
+def _is_near(
+    candidate: Candidate, call: Batched, held: Sampled, settings: Settings, random: np.random.Generator
+) -> bool:
+    """Within the tolerance; each output by itself, unless it is zero up to rounding."""
+    # Many exponentials come near to any way of fading: each beyond two has to earn its place.
+    limit = settings.tolerance / LIMITS.earned ** max(0, len(candidate.decays) - 2)
+    fit = Fit.of(candidate, held, random)
+    if not fit.error <= limit:
+        return False
+    far = np.flatnonzero(fit.errors > limit)
+    if settings.pooling == "together" or not len(far):
+        return True
+    xs, ys = (part[:PIECE] for part in held)
+    sizes, missed = (np.sqrt(np.mean(part**2, axis=(0, 1))) for part in (ys, ys - candidate(xs)))
+    far = far[missed[far] > LIMITS.zero * sizes.max()]
+    if (sizes[far] > LIMITS.small * sizes.max()).any():
+        return False
+
+    def is_rounding(output: int) -> bool:
+        def left(xs: Array, ys: Array) -> Array:
+            return (ys - candidate(xs))[..., output]
+
+        return is_rough(call, left, (xs, ys), random)
+
+    return all(is_rounding(output) for output in far)
 
 
 def check_against(against: Any, d: int, d_out: int) -> LinearAttention:
@@ -155,90 +238,21 @@ def check_against(against: Any, d: int, d_out: int) -> LinearAttention:
     return against
 
 
-def _check_settings(d: int, length: int, seed: int, tolerance: float, input_bound: float, max_heads: int) -> None:
-    for name, size, least in (("d", d, 1), ("length", length, SHORTEST), ("max_heads", max_heads, 1)):
-        if size < least:
-            raise UnderhoodError(f"expected {name} of {least} or more", size)
-    numbers = 4 * d * (HELD_OUT * length + d) + (HELD_OUT * length * unknowns(d) if d <= SMALL else 0)
-    require_memory(8 * numbers, f"{HELD_OUT} sequences of {length} steps with {d} inputs")
-    if seed < 0:
-        raise UnderhoodError("expected a seed of 0 or more", seed, "Use `seed=0`.")
-    if not 0 < tolerance < 1:
-        raise UnderhoodError("expected a tolerance between 0 and 1", tolerance)
-    if not 0 < input_bound < np.inf:
-        raise UnderhoodError("expected an input_bound above 0 and below infinity", input_bound)
+def _check_settings(settings: Settings) -> None:
+    d, length = settings.d, settings.length
+    numbers = 4 * d * (LIMITS.held_out * length + d)
+    numbers += LIMITS.held_out * length * unknowns(d) if d <= SMALL else 0
+    require_memory(8 * numbers, f"{LIMITS.held_out} sequences of {length} steps with {d} inputs")
+    if not 0 < settings.tolerance < 1:
+        raise UnderhoodError("expected a tolerance between 0 and 1", settings.tolerance)
+    if not 0 < settings.input_bound < np.inf:
+        raise UnderhoodError("expected an input_bound above 0 and below infinity", settings.input_bound)
+    for name, known in (("distribution", DISTRIBUTIONS), ("pooling", POOLINGS)):
+        if getattr(settings, name) not in known:
+            raise UnderhoodError(f"expected {name} {' or '.join(known)}", repr(getattr(settings, name)))
 
 
 def _is_far(candidate: Candidate, held: Sampled, tolerance: float) -> bool:
     """Ten tolerances off on the first sequences: a candidate of many heads takes seconds to run on all of them."""
-    xs, ys = (one[:CHECKED] for one in held)
+    xs, ys = (part[:CHECKED] for part in held)
     return bool(np.linalg.norm(ys - candidate(xs)) > 10 * tolerance * np.linalg.norm(ys - ys.mean(axis=(0, 1))))
-
-
-def _test(candidate: Candidate, held: Sampled, random: np.random.Generator) -> tuple[float, tuple[float, float]]:
-    """R² on fresh sequences, and its 95 % interval by bootstrap."""
-    predicted = np.concatenate([candidate(held[0][i : i + PIECE]) for i in range(0, len(held[0]), PIECE)])
-    return r_squared_interval(held[1], predicted, random)
-
-
-def _found(
-    candidate: Candidate,
-    verdict: str,
-    r2: float,
-    interval: tuple[float, float],
-    tolerance: float,
-    against: LinearAttention | None,
-    seed: int,
-) -> Found:
-    error = float(np.sqrt(max(1 - r2, 0.0)))
-    share = 1e-12 if verdict == NOT else min(max(1e-8, 30 * error), 0.1)
-    groups = _heads(candidate, share, seed, search=verdict != NOT)
-    values = np.concatenate([one.values for one in groups])
-    key_query = np.concatenate([one.key_query for one in groups])
-    decays = np.repeat(candidate.decays, [one.count for one in groups])
-    tensor = polynomial = None
-    if values.shape[2] <= MOST_POLYNOMIAL:
-        dense = isinstance(candidate, DenseAttention)
-        tensor = candidate.tensors.sum(axis=0) if dense else head_tensor(values, key_query)
-        polynomial = of_attention(tensor)
-    return Found(
-        verdict,
-        _reason(verdict, error, tolerance, len(values), candidate.decays),
-        LinearAttention(values, *key_and_query(key_query), decays if verdict == DECAYED else None),
-        Scores(polynomial_distance=_gap(polynomial, against)),
-        evidence=Evidence(r2, interval, error, tolerance, tensor=tensor, polynomial=polynomial),
-    )
-
-
-def _heads(candidate: Candidate, share: float, seed: int, *, search: bool) -> tuple[Heads, ...]:
-    if isinstance(candidate, FactoredAttention):
-        return candidate.search(share) if search and candidate.search else candidate.groups
-    return tuple(
-        _instant(tensor, share, seed)
-        if search and decay == 0
-        else fewest_heads(tensor, share, seed=seed, search=search)
-        for decay, tensor in zip(candidate.decays, candidate.tensors, strict=True)
-    )
-
-
-def _instant(tensor: Float[Array, "d_out d d d"], share: float, seed: int) -> Heads:
-    """Heads of decay 0: T is known only as far as T[x, x, x] shows it, and a search would look for the wrong thing."""
-    xs = np.random.default_rng(seed).standard_normal((tokens_needed(tensor.shape[1]) or HELD_OUT, tensor.shape[1]))
-    ys = np.einsum("oabc,na,nb,nc->no", tensor, xs, xs, xs, optimize=True)
-    return instant_heads(xs, ys, share, seed) or fewest_heads(tensor, share, seed=seed, search=False)
-
-
-def _gap(polynomial: Polynomial | None, against: LinearAttention | None) -> float | None:
-    if polynomial is None or against is None:
-        return None
-    teacher = head_tensor(np.asarray(against.w_value, np.float64), against.key_query)
-    return distance(polynomial, of_attention(teacher))
-
-
-def _reason(verdict: str, error: float, tolerance: float, heads: int, decays: tuple[float, ...]) -> str:
-    if verdict == NOT:
-        share = f"{error:.1e} of the output on fresh sequences (tolerance {tolerance:.0e})"
-        return f"the best linear attention misses {share}"
-    count = "one head" if heads == 1 else f"{heads} heads, of which the sum is identifiable and the split is not"
-    fades = f", decay {', '.join(f'{one:.6g}' for one in decays)}" if verdict == DECAYED else ""
-    return f"linear attention explains all but {error:.1e} of the output on fresh sequences; {count}{fades}"

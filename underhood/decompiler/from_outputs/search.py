@@ -1,6 +1,6 @@
 """Attentions that a function may compute, the simplest first, from few questions.
 
-Where d is small, a linear regression for each set of decays (`closed_form`); where it is not, chosen inputs (`factors`,
+Where d is small, a linear regression for each set of decays (`regression`); where it is not, chosen inputs (`factors`,
 `compressed`), and descent for the nearest attention to what is none (`nearest`).
 """
 
@@ -16,10 +16,10 @@ from underhood.algebra.heads import Heads
 from underhood.algebra.quadratic import Array
 from underhood.algebra.theta import compress, factored
 from underhood.core.errors import UnderhoodError
-from underhood.decompiler.from_outputs.closed_form import MOST_ROWS, DenseAttention, fit_dense, unknowns
 from underhood.decompiler.from_outputs.instant import instant_heads, tokens_needed
 from underhood.decompiler.from_outputs.nearest import attend, nearest_heads
 from underhood.decompiler.from_outputs.questions import ChosenInputs
+from underhood.decompiler.from_outputs.regression import MOST_ROWS, DenseAttention, fit_dense, unknowns
 from underhood.decompiler.from_weights.reading import is_strictly_causal
 
 CHECKED = 64  # of them, to choose between candidates
@@ -63,6 +63,15 @@ class Settings:
     max_heads: int
     seed: int
     watch: Watch
+    distribution: str = "normal"
+    pooling: str = "each"
+
+    def drawn(self, random: np.random.Generator, count: int) -> Float[Array, "b t d"]:
+        """Random sequences, as the settings say."""
+        shape = (count, self.length, self.d)
+        if self.distribution == "uniform":
+            return random.uniform(-self.input_bound, self.input_bound, shape)
+        return np.clip(random.standard_normal(shape), -self.input_bound, self.input_bound)
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,31 @@ from underhood.decompiler.from_weights.neurons import contributions
 from underhood.decompiler.from_weights.reading import Reading, is_strictly_causal
 
 SEQUENCES, LENGTH, SEED = 16, 32, 20230904
-MOST_DECAYS = 8  # more distinct decays than this, each a head of its own, are no longer an answer
 
 # Noise puts terms of its own size into six classes at once (memory×memory, query×query, linear parts, …), a single
 # defect into two at most. So where the fifth largest class is at rounding level, the weights were constructed, or
 # fitted to the end, and what is not attention in them is meant, however small. Otherwise they are noisy, and less
 # than a thousandth of the output cannot be told from noise.
 NOISE_RANK, EXACT_NOISE, EXACT_TOLERANCE, NOISY_TOLERANCE = 5, 1e-11, 1e-8, 1e-3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a split is decided by, beside the tolerance."""
+
+    most_decays: int = 32
+    """Distinct decays that are told apart, each a head of its own: some seconds of work at d = 8."""
+    faded: float = 1e-2
+    """Share of the output that ideal decays may miss at the horizon: a memory that fades more is not one with λ = 1."""
+    least_decays: tuple[float, ...] = (1e-3, 1e-12)
+    """λ above which a neuron is a memory: trained neurons that forget keep 1e-4; constructed ones nothing."""
+    of_noise: float = 10.0
+    """Times the noise that counts as zero in a small output of a noisy network."""
+    of_rounding: float = 64.0
+    """Times the rounding unit of all that is summed, likewise, in one that is exact."""
+
+
+SETTINGS = Settings()
 
 _Candidate = tuple[Array, tuple[float, ...]]
 
@@ -42,15 +60,23 @@ class Structure:
     decays: tuple[float, ...]  # of the attention part
     memory: tuple[Array, ...]  # hidden neurons of each decay
     forget: Array  # hidden neurons read as λ = 0
-    rest: dict[str, float]  # relative size of each class of terms that attention does not have
-    deviation: float  # ‖y − y_attention‖ / ‖y‖ on random sequences
+    rest: dict[str, float]  # size of each class of terms that attention does not have, in the output that has most
+    deviation: float  # ‖y_k − y_attention,k‖ / ‖y_k‖ on random sequences, in the output k that has most
     tolerance: float
     noise: float
     signal: float  # root mean square output
+    output: int  # k
+    others: Array  # outputs that are not attention
+    faded: float  # the same for y with these decays against y with the network's own λ, over the horizon
 
     @property
     def is_attention(self) -> bool:
-        return self.deviation <= self.tolerance
+        return self.deviation <= self.tolerance and self.lasts
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the decays are those of the network up to the horizon."""
+        return self.faded <= max(SETTINGS.faded, self.tolerance)
 
     @property
     def rank_tolerance(self) -> float:
@@ -67,16 +93,15 @@ def sample_inputs(d: int, sequences: int = SEQUENCES, length: int = LENGTH) -> F
     return np.random.default_rng(SEED).standard_normal((sequences, length, d))
 
 
-def find_structure(reading: Reading, tolerance: float | None = None) -> Structure:
-    """Split the function into attention and the rest, with the decays that leave the least rest."""
+def find_structure(reading: Reading, tolerance: float | None = None, horizon: int = LENGTH) -> Structure:
+    """Split the function into attention and the rest, with the decays that leave the least rest up to the horizon."""
     xs = sample_inputs(reading.d)
     ys = reading(xs)
-    signal = float(np.sqrt(np.mean(ys**2)))
     best: Structure | None = None
-    for memory_of, decays in _candidates(reading, xs, ys):
-        found = _split(reading, xs, ys, signal, memory_of, decays, tolerance)
-        if best is None or found.deviation < 0.5 * best.deviation:
-            best = found
+    for memory_of, decays in _candidates(reading, xs, ys, horizon):
+        structure = _split(reading, xs, ys, memory_of, decays, tolerance, horizon)
+        if best is None or (structure.lasts, -structure.deviation) > (best.lasts, -0.5 * best.deviation):
+            best = structure
         if best.is_attention:
             break
     assert best is not None
@@ -95,27 +120,36 @@ def attention_terms(reading: Reading, memory: Array, forget: Array) -> Terms:
     return concatenate([Terms(columns, left_memory, right_query), Terms(columns, right_memory, left_query)])
 
 
-def _candidates(reading: Reading, xs: Array, ys: Array) -> list[_Candidate]:
+def _candidates(reading: Reading, xs: Array, ys: Array, horizon: int) -> list[_Candidate]:
     """Assignments of neurons to decays (−1: forget), the simplest first."""
-    lambda_ = np.real(reading.lambda_)
     weight = contributions(reading, xs[:4])
     matters = weight > 1e-12 * max(weight.max(initial=0.0), 1e-300)
-    relevant = matters & (lambda_ > 1e-3)
-    decays: list[float] = []
-    if (lambda_[relevant] > 0.9).any() or not relevant.any():
-        decays.append(1.0)
-    values, index = np.unique(np.round(lambda_[relevant], 9), return_inverse=True)
-    if len(values):
-        sizes = np.bincount(index, weights=weight[relevant] ** 2)
-        by_size = np.argsort(-sizes, kind="stable")
-        decays += [float(lambda_[relevant][index == g].mean()) for g in by_size[:3]]
-    found: list[_Candidate] = [(np.where(lambda_ < decay / 2, -1, 0), (decay,)) for decay in dict.fromkeys(decays)]
-    if 1 < len(values) <= MOST_DECAYS:
+    candidates: list[_Candidate] = []
+    for least in SETTINGS.least_decays:
+        candidates += _by_decay(np.real(reading.lambda_), weight, matters, least, horizon)
+    return (
+        candidates
+        if is_strictly_causal(ys, EXACT_TOLERANCE)
+        else candidates + _with_instant(reading, candidates, matters)
+    )
+
+
+def _by_decay(lambda_: Array, weight: Array, matters: Array, least: float, horizon: int) -> list[_Candidate]:
+    """One decay for all memories, 1 or one of the weightiest; then its own for each."""
+    relevant = matters & (lambda_ > least)
+    # λ that are alike up to the horizon are one.
+    digits = int(np.clip(np.ceil(np.log10(horizon)) + 3, 9, 15))
+    values, index = np.unique(np.round(lambda_[relevant], digits), return_inverse=True)
+    means = [float(lambda_[relevant][index == g].mean()) for g in range(len(values))]
+    decays = [1.0] if (lambda_[relevant] > 0.9).any() or not relevant.any() else []
+    if means:
+        by_size = np.argsort(-np.bincount(index, weights=weight[relevant] ** 2), kind="stable")
+        decays += [means[g] for g in by_size[:3]]
+    candidates: list[_Candidate] = [(np.where(lambda_ < decay / 2, -1, 0), (decay,)) for decay in dict.fromkeys(decays)]
+    if 1 < len(values) <= SETTINGS.most_decays:
         nearest = np.argmin(np.abs(lambda_[:, None] - values[None]), axis=1)
-        several = np.where(lambda_ < values.min() / 2, -1, nearest)
-        means = tuple(float(lambda_[relevant][index == g].mean()) for g in range(len(values)))
-        found.append((several, means))
-    return found if is_strictly_causal(ys, EXACT_TOLERANCE) else found + _with_instant(reading, found, matters)
+        candidates.append((np.where(lambda_ < values.min() / 2, -1, nearest), tuple(means)))
+    return candidates
 
 
 def _with_instant(reading: Reading, candidates: list[_Candidate], matters: Array) -> list[_Candidate]:
@@ -123,33 +157,75 @@ def _with_instant(reading: Reading, candidates: list[_Candidate], matters: Array
     sizes = np.abs(reading.forms)
     products = (sizes * (reading.degree == 2)).max(axis=1, initial=0.0)
     instant = matters & (products > 1e-9 * sizes.max(axis=1, initial=0.0))
-    found: list[_Candidate] = []
+    beside: list[_Candidate] = []
     for memory_of, decays in candidates:
         if not (matters & (memory_of >= 0)).any():
             memory_of, decays = np.full_like(memory_of, -1), ()
         at_once = instant & (memory_of < 0)
         if at_once.any():
-            found.append((np.where(at_once, len(decays), memory_of), (*decays, 0.0)))
-    return found
+            beside.append((np.where(at_once, len(decays), memory_of), (*decays, 0.0)))
+    return beside
 
 
 def _split(
     reading: Reading,
     xs: Array,
     ys: Array,
-    signal: float,
     memory_of: Array,
     decays: tuple[float, ...],
     tolerance: float | None,
+    horizon: int,
 ) -> Structure:
     groups = [np.flatnonzero(memory_of == g) for g in range(len(decays))]
     forget = np.flatnonzero(memory_of < 0)
-    attended, rest = _classes(reading, xs, ys, groups, forget, decays, signal)
-    deviation = float(np.sqrt(np.mean((ys - attended) ** 2))) / signal if signal else 0.0
-    noise = sorted(rest.values())[-NOISE_RANK]
+    attended, classes = _classes(reading, xs, ys, groups, forget, decays)
+    own, missed = _sizes(ys), _sizes(ys - attended)
+    # What is at the level of noise, in each output: an output that is attention beside one that is not tells it.
+    noises = np.sort(np.stack(list(classes.values())), axis=0)[-NOISE_RANK]
+    heard = own > 0
+    noise = float(np.min(noises[heard] / own[heard], initial=np.inf)) if heard.any() else 0.0
     if tolerance is None:
         tolerance = _tolerance(reading, noise, memory_of, decays)
-    return Structure(decays, tuple(groups), forget, rest, deviation, tolerance, noise, signal)
+    scale = np.maximum(own, SETTINGS.of_rounding * reading.unit * _gross(reading, xs[:4]) / tolerance)
+    if tolerance >= NOISY_TOLERANCE and heard.any():
+        scale = np.maximum(scale, min(SETTINGS.of_noise * float(noises[heard].min()) / tolerance, float(own.max())))
+    scale = np.where(scale > 0, scale, 1.0)
+    output = int(np.argmax(missed / scale))
+    rest = {name: float((sizes / scale).max()) for name, sizes in classes.items()}
+    deviation, signal = float(missed[output] / scale[output]), float(np.sqrt(np.mean(ys**2)))
+    faded = _faded(reading, xs, memory_of, decays, horizon, scale)
+    others = np.flatnonzero(missed > tolerance * scale)
+    return Structure(decays, tuple(groups), forget, rest, deviation, tolerance, noise, signal, output, others, faded)
+
+
+def _sizes(ys: Array) -> Float[Array, " d_out"]:
+    """Root mean square of each output."""
+    return np.sqrt(np.mean(np.abs(ys) ** 2, axis=(0, 1)))
+
+
+def _gross(reading: Reading, xs: Array) -> Float[Array, " d_out"]:
+    """What each output would be if nothing cancelled: it rounds in proportion to this."""
+    states = np.abs(reading.states(xs))
+    return _sizes(((states @ np.abs(reading.left.T)) * (states @ np.abs(reading.right.T))) @ np.abs(reading.readout.T))
+
+
+def _faded(
+    reading: Reading, xs: Array, memory_of: Array, decays: tuple[float, ...], horizon: int, scale: Array
+) -> float:
+    """How far ideal decays take an output from that with the network's own λ, where inputs spread over the horizon."""
+    ideal = np.where(memory_of >= 0, np.append(decays, 0.0)[memory_of], reading.lambda_)
+    if np.array_equal(ideal, reading.lambda_):
+        return 0.0
+    half = xs.shape[1] // 2
+    ages = np.append(np.linspace(horizon - 1, 0, half), np.geomspace(horizon, 1, xs.shape[1] - half) - 1).round()
+    drive = reading.driven(xs)
+    own, snapped = (
+        reading.read(np.einsum("btn,tn->bn", drive, np.power(lambda_, ages[:, None])))
+        for lambda_ in (reading.lambda_, ideal)
+    )
+    size = np.sqrt(np.mean(snapped**2, axis=0))
+    gaps = np.sqrt(np.mean((own - snapped) ** 2, axis=0))
+    return float(np.max(gaps / np.maximum(size, scale), initial=0.0))
 
 
 def _tolerance(reading: Reading, noise: float, memory_of: Array, decays: tuple[float, ...]) -> float:
@@ -169,9 +245,8 @@ def _classes(
     groups: list[Array],
     forget: Array,
     decays: tuple[float, ...],
-    signal: float,
-) -> tuple[Float[Array, "b t d_out"], dict[str, float]]:
-    """Attention's part of the output, and the root mean square of each class of terms that it does not have."""
+) -> tuple[Float[Array, "b t d_out"], dict[str, Float[Array, " d_out"]]]:
+    """Attention's part of the output, and the size in each output of each class of terms that it does not have."""
     pairs = pair_products(append_one(xs))
     parts: dict[tuple[str, str], list[Any]] = {
         (name, kind): [0.0, 0.0] for name in ("memory", "query") for kind in _KINDS
@@ -207,8 +282,7 @@ def _classes(
             else:
                 classes[name] = classes.get(name, 0.0) + value
     classes[FADING] = ys - snapped
-    scale = signal or 1.0
-    return attended, {name: float(np.sqrt(np.mean(np.abs(value) ** 2))) / scale for name, value in classes.items()}
+    return attended, {name: _sizes(value) for name, value in classes.items()}
 
 
 def _read(sums: Float[Array, "b t p"], forms: Array, weights: Array) -> Array:

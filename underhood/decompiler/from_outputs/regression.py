@@ -1,4 +1,9 @@
-"""y_i(t) ≈ Σ_g Σ_{s≤t} decay_g^{t-s} T_gi[a,b,c] x_sa x_sb x_tc: the best T there is, by one linear regression.
+"""y ≈ Φ(x) w: the best attention there is, and what a function may be instead, each by one linear regression.
+
+    attention           Σ_g Σ_{s≤t} decay_g^{t-s} T_g[x_s, x_s, x_t]
+    constant-output     attention + c                   strictly-causal     Σ_{s<t} T[x_s, x_s, x_t]
+    linear-term         attention + A x_t + c           constant-inputs     attention of [x, 1]
+    linear-recurrence   Σ_k A_k x_{t-k} + c             looks-ahead         attention, forwards and back
 
 The outputs of attention are linear in T, with the features sym(Σ_s decay^{t-s} x_s x_sᵀ) ⊗ x_t: d²(d + 1)/2 of them for
 each decay, so that this is a way for small d only. It needs no heads, and no attention either: for any function at
@@ -7,18 +12,23 @@ all it finds the nearest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
-from underhood.algebra.quadratic import Array, decayed_sums, pair_indices, pair_products
+from underhood.algebra.quadratic import Array, append_one, decayed_sums, pair_products, unfold
+from underhood.algebra.statistics import r_squared
 
 MOST_ROWS = 40_000
 # Eigenvalues of the normal equations, over the largest: those up to the first are zeros, and those between the two are
 # too small to be solved with.
 ROUNDING, WORST, REFINED = 1e-13, 1e-9, 3
 DECAY_STEPS = 6
+DECAYS = (1.0, 0.97, 0.92, 0.84, 0.72, 0.56, 0.38, 0.2, 0.05, 0.0)  # a basis for memories that fade at any rate
+
+Features = Callable[[Float[Array, "b t d"]], Float[Array, "b t p"]]
 
 
 @dataclass(frozen=True)
@@ -30,11 +40,14 @@ class DenseAttention:
     d: int
 
     def __call__(self, xs: Float[Array, "b t d"]) -> Float[Array, "b t d_out"]:
-        return np.sum([features(xs, decay) @ one for decay, one in zip(self.decays, self.weights, strict=True)], axis=0)
+        parts = zip(self.decays, self.weights, strict=True)
+        return np.sum([features(xs, decay) @ weights for decay, weights in parts], axis=0)
 
     @property
     def tensors(self) -> Float[Array, "g d_out d d d"]:
-        return np.stack([_unfolded(one, self.d) for one in self.weights])
+        return np.stack(
+            [unfold(weights.T.reshape(-1, len(weights) // self.d, self.d), self.d) for weights in self.weights]
+        )
 
 
 def unknowns(d: int) -> int:
@@ -115,10 +128,54 @@ def _slope(xs: Array, decay: float) -> Float[Array, "b t p"]:
     return np.einsum("btp,btc->btpc", late, xs).reshape(*xs.shape[:2], -1)
 
 
-def _unfolded(weights: Float[Array, "p d_out"], d: int) -> Float[Array, "d_out d d d"]:
-    rows, columns = pair_indices(d)
-    folded = weights.T.reshape(-1, len(rows), d) * np.where(rows == columns, 1.0, 0.5)[None, :, None]
-    tensor = np.zeros((len(folded), d, d, d))
-    tensor[:, rows, columns] = folded
-    tensor[:, columns, rows] = folded
-    return tensor
+def attention(xs: Float[Array, "b t d"]) -> Float[Array, "b t p"]:
+    return features(xs, 1.0)
+
+
+def constant_output(xs: Float[Array, "b t d"]) -> Float[Array, "b t p"]:
+    return append_one(attention(xs))
+
+
+def linear_term(xs: Float[Array, "b t d"]) -> Float[Array, "b t p"]:
+    return append_one(np.concatenate([attention(xs), xs], axis=2))
+
+
+def constant_inputs(xs: Float[Array, "b t d"]) -> Float[Array, "b t p"]:
+    """Queries, keys and values with biases, an output projection's bias and the residual stream beside them."""
+    return append_one(np.concatenate([attention(append_one(xs)), xs], axis=2))
+
+
+def strictly_causal(xs: Float[Array, "b t d"]) -> Float[Array, "b t p"]:
+    sums = decayed_sums(pair_products(xs), 1.0) - pair_products(xs)
+    return _times(sums, xs)
+
+
+def several_decays(xs: Float[Array, "b t d"]) -> Float[Array, "b t p"]:
+    return np.concatenate([features(xs, decay) for decay in DECAYS], axis=2)
+
+
+def linear_recurrence(xs: Float[Array, "b t d"]) -> Float[Array, "b t p"]:
+    """All inputs so far, by their lag."""
+    length = xs.shape[1]
+    lagged = np.zeros((*xs.shape[:2], length, xs.shape[2]))
+    for lag in range(length):
+        lagged[:, lag:, lag] = xs[:, : length - lag]
+    return append_one(lagged.reshape(*xs.shape[:2], -1))
+
+
+def looks_ahead(xs: Float[Array, "b t d"]) -> Float[Array, "b t p"]:
+    """Attention of [x, 1] over the past and over all inputs, and all inputs themselves."""
+    known = append_one(xs)
+    whole = np.broadcast_to(pair_products(known).sum(axis=1, keepdims=True), pair_products(known).shape)
+    return np.concatenate([attention(known), _times(whole, known), np.flip(xs.cumsum(axis=1), axis=1)], axis=2)
+
+
+def explained(make: Features, fit: tuple[Array, Array], held: tuple[Array, Array]) -> float:
+    """R² on held-out sequences of the regression on the features."""
+    rows = make(fit[0])
+    weights = least_squares(rows.reshape(-1, rows.shape[2]), fit[1].reshape(-1, fit[1].shape[2]))
+    return r_squared(held[1], make(held[0]) @ weights)
+
+
+def _times(sums: Float[Array, "b t p"], xs: Float[Array, "b t d"]) -> Float[Array, "b t pd"]:
+    return np.einsum("btp,btc->btpc", sums, xs).reshape(*xs.shape[:2], -1)
