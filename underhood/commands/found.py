@@ -21,7 +21,6 @@ def answer(
     out: Path | None,
     reduced: Path | None,
     provenance: dict[str, Any],
-    r2_on_inputs: float | None = None,
 ) -> int:
     """Print, write what was asked for, and turn the verdict into the exit code.
 
@@ -38,12 +37,11 @@ def answer(
         save(model, path, provenance=provenance)
         if model is found.attention and not found.is_attention:
             note(f"underhood: {path} holds the nearest attention (R² = {found.r2:.3g}), not the network's function")
-    on_inputs = {} if r2_on_inputs is None else {"r2_on_inputs": r2_on_inputs}
-    print_json({**found.as_data(), **on_inputs}) if json else _print(found, r2_on_inputs)
+    print_json(found.as_data()) if json else _print(found)
     return DONE if found.is_attention else ANSWER_IS_NO
 
 
-def _print(found: Found, r2_on_inputs: float | None) -> None:
+def _print(found: Found) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -59,8 +57,9 @@ def _print(found: Found, r2_on_inputs: float | None) -> None:
     table = Table("evidence", "", "meaning", title_justify="left")
     for name, value, meaning in _rows(found):
         table.add_row(escape(name), escape(value), escape(meaning))
-    if r2_on_inputs is not None:
-        table.add_row("R² on your inputs", f"{r2_on_inputs:.6g}", "of the best attention for them, on the second half")
+    if found.evidence.r2_on_inputs is not None:
+        share = f"{found.evidence.r2_on_inputs:.6g}"
+        table.add_row("R² on your inputs", share, "of the best attention for them, on the second half")
     show(table)
     if found.is_attention:
         _print_matrices(console, found)

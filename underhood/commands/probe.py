@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -17,8 +17,6 @@ from underhood.core.errors import UnderhoodError
 
 if TYPE_CHECKING:
     import numpy as np
-
-DRAWN = 2048  # sequences of a task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +36,18 @@ class Probe:
     """Sequences on which R² is measured as well: (b, t, d) in a .npy file."""
     task: str | None = None
     """Task on whose sequences R² is measured as well, by a name that `underhood train --list` prints."""
+    last: bool = False
+    """On those sequences, the last step's outputs alone; a task knows whether it is about these."""
     out: Path | None = None
     """File for the best attention found."""
     length: int = 32
     """Length of the sequences."""
     input_bound: float = 4.0
-    """Largest |input|; inputs are N(0, 1), clipped."""
+    """Largest |input|."""
+    distribution: Literal["normal", "uniform"] = "normal"
+    """Of the inputs: N(0, 1), clipped at the bound, or uniform within it."""
+    pooling: Literal["each", "together"] = "each"
+    """Whether each output is judged against its own size, or all together."""
     tolerance: float = 1e-4
     """Relative root mean square error up to which the answer is yes."""
     max_heads: int = 2
@@ -69,12 +73,7 @@ class Probe:
         require_seed(self.seed)
         require_outputs((self.out, MODEL), inputs=(self.against, self.inputs), force=self.force)
         against = None if self.against is None else require_attention(load(self.against))
-        sequences, last = self._sequences()
-        d = self.d if sequences is None else sequences.shape[2]
-        if self.d not in (None, d):
-            raise UnderhoodError(
-                f"expected sequences with {self.d} inputs, as --d says", f"{d} inputs", "Leave out --d."
-            )
+        inputs = None if self.inputs is None else _read_sequences(self.inputs)
         onnx = is_onnx(self.function)
         if not onnx:
             parse_name(self.function)
@@ -82,34 +81,26 @@ class Probe:
         # Whatever the code prints, on import or when called, is not our answer.
         with contextlib.redirect_stdout(sys.stderr), _shown() as watch:
             function = self.function if onnx else import_callable(self.function)
-            announce(decompile_cost(None, d if d is not None else getattr(function, "d", None)))
+            announce(decompile_cost(None, self.d if self.d is not None else getattr(function, "d", None)))
             found = probe(
                 function,
-                d,
+                self.d,
                 against=against,
+                inputs=inputs,
+                task=self.task,
+                last=self.last,
                 seed=self.seed,
                 length=self.length,
                 input_bound=self.input_bound,
+                distribution=self.distribution,
+                pooling=self.pooling,
                 tolerance=self.tolerance,
                 max_heads=self.max_heads,
                 batched=self.batched,
                 watch=watch,
             )
-            on_inputs = None if sequences is None else closeness(function, sequences, last=last)
         provenance = {"command": "probe", "function": self.function, "verdict": found.verdict}
-        return answer(found, json=self.json, out=self.out, reduced=None, provenance=provenance, r2_on_inputs=on_inputs)
-
-    def _sequences(self) -> tuple[np.ndarray | None, bool]:
-        """Sequences of the file or the task, and whether only their last outputs count."""
-        if self.inputs is not None and self.task is not None:
-            raise UnderhoodError("expected --inputs or --task, not both")
-        if self.task is not None:
-            from underhood.training.tasks.make import make_task
-            from underhood.training.tasks.task import draw
-
-            task = make_task(self.task)
-            return draw(task, self.seed, DRAWN)[0], task.last_only
-        return (None, False) if self.inputs is None else (_read_sequences(self.inputs), False)
+        return answer(found, json=self.json, out=self.out, reduced=None, provenance=provenance)
 
 
 def _read_sequences(path: Path) -> np.ndarray:

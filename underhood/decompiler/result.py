@@ -162,4 +162,6 @@ class Found:
             "pre_readout_after": self.pre_readout_after,
             "certificate": None if self.certificate is None else self.certificate.as_data(),
         }
+        if self.evidence.r2_on_inputs is not None:
+            data["r2_on_inputs"] = self.evidence.r2_on_inputs
         return data if self.is_attention else {**data, "diagnosis": self.diagnosis}

@@ -74,6 +74,8 @@ def append_one(x: Float[Array, "*t d"]) -> Float[Array, "*t d+1"]:
 class _AbstractGatedRNN(AbstractModel):
     """Eq. 2 without its recurrence; the fields stand in each class, in the order of the data's way."""
 
+    may_be_empty: ClassVar = ("hidden", "pre_readout")  # of a network whose output is zero
+
     @property
     def d(self: Any) -> int:
         return self.input_gating.w_m.shape[1] - 1

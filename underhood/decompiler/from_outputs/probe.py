@@ -35,10 +35,13 @@ from underhood.decompiler.from_outputs.search import (
     Watch,
 )
 from underhood.decompiler.result import DECAYED, LINEAR, NOT, Found
+from underhood.training.tasks.make import make_task
+from underhood.training.tasks.task import draw
 
 LENGTH = 32  # Section 3.1
 INPUT_BOUND = 4.0  # N(0, 1) clipped here: compiled LSTM, GRU and LRU networks keep their promise within a bound
 TOLERANCE = 1e-4  # relative root mean square error on fresh sequences: R² ≥ 1 − 1e-8
+OF_TASK = 2048  # sequences of a task
 MAX_HEADS = 2  # of the nearest attention to what is none
 DISTRIBUTIONS = ("normal", "uniform")
 POOLINGS = ("each", "together")
@@ -75,6 +78,7 @@ def probe(
     *,
     against: LinearAttention | None = None,
     inputs: Any = None,
+    task: str | None = None,
     last: bool = False,
     seed: int = 0,
     length: int = LENGTH,
@@ -99,7 +103,8 @@ def probe(
     - `against`: an attention to compare with.
     - `inputs`: sequences of your own, (b, t, d), on which R² of the best attention *for them* is measured as well:
         `.evidence.r2_on_inputs`. It is fitted on the first half of them and tested on the second.
-    - `last`: whether only the last outputs count, in that measurement.
+    - `task`: the name of a task whose sequences take the place of `inputs`.
+    - `last`: whether only the last outputs count, in that measurement; a task knows.
     - `seed`: of the random sequences.
     - `length`: their steps.
     - `input_bound`: the largest |input|.
@@ -116,9 +121,12 @@ def probe(
 
     A [`Found`][underhood.Found], without a certificate.
     """
-    function, d = as_function(function, d)
+    inputs, last = _own(inputs, task, last, seed)
+    function, d = as_function(function, inputs.shape[2] if d is None and inputs is not None else d)
     if d is None:
         raise UnderhoodError("cannot tell the input size", remedy="Give `d`.")
+    if inputs is not None:
+        inputs = own_sequences(inputs, whole("d", d, 1))
     settings = Settings(
         d=whole("d", d, 1),
         length=whole("length", length, LIMITS.shortest),
@@ -133,11 +141,19 @@ def probe(
     _check_settings(settings)
     with threads_for(settings.d):
         call = as_numpy_function(function, settings.d, batched=batched)
-        own = None if inputs is None else own_sequences(inputs, settings.d)
+        r2_on_inputs = None if inputs is None else closeness_of(call, inputs, last=last)
         found = _probe(call, settings, against)
-        if own is None:
-            return found
-        return replace(found, evidence=replace(found.evidence, r2_on_inputs=closeness_of(call, own, last=last)))
+        return replace(found, evidence=replace(found.evidence, r2_on_inputs=r2_on_inputs))
+
+
+def _own(inputs: Any, task: str | None, last: bool, seed: int) -> tuple[Any, bool]:
+    """The sequences of the user's own, and whether only their last outputs count."""
+    if inputs is not None and task is not None:
+        raise UnderhoodError("expected `inputs` or `task`, not both")
+    if task is None:
+        return None if inputs is None else own_sequences(inputs), last
+    about = make_task(task)
+    return draw(about, whole("seed", seed, 0), OF_TASK)[0], about.last_only
 
 
 def whole(name: str, value: Any, least: int) -> int:
@@ -154,18 +170,18 @@ def _probe(call: Batched, settings: Settings, against: LinearAttention | None) -
     random = np.random.default_rng(settings.seed)
     d, tolerance = settings.d, settings.tolerance
 
-    def draw(count: int) -> Sampled:
+    def fresh(count: int) -> Sampled:
         xs = settings.drawn(random, count)
         return xs, call(xs)
 
-    held = draw(LIMITS.held_out)
+    held = fresh(LIMITS.held_out)
     if against is not None:
         against = check_against(against, d, held[1].shape[-1])
     if not np.any(held[1] != held[1][:1, :1]):
         raise UnderhoodError("expected a function that varies with its input", "the same output for every sequence")
     chosen = ChosenInputs(call, d, length=settings.length, input_bound=settings.input_bound, random=random)
     candidate, objected = None, None
-    for candidate in Search(settings, draw, chosen, held).candidates():
+    for candidate in Search(settings, fresh, chosen, held).candidates():
         if not _is_far(candidate, held, tolerance) and _is_near(candidate, call, held, settings, random):
             some = tuple(part[: LIMITS.asked_again] for part in held)
             subject = Subject(call, d, settings.length, settings.input_bound, random, some)
@@ -177,7 +193,7 @@ def _probe(call: Batched, settings: Settings, against: LinearAttention | None) -
     assert candidate is not None
     fit = Fit.of(candidate, held, random)
     while fit.width > 2 * LIMITS.half_width and len(held[0]) < LIMITS.most_held_out:
-        more = draw(len(held[0]))
+        more = fresh(len(held[0]))
         held = np.concatenate([held[0], more[0]]), np.concatenate([held[1], more[1]])
         fit = Fit.of(candidate, held, random)
     found = found_of(candidate, NOT, fit, settings, against)
