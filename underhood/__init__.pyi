@@ -19,6 +19,7 @@ from .attention.teachers import random_attention as random_attention
 from .compiler.algorithms import algorithm_network as algorithm_network
 from .compiler.compile import Compiled as Compiled
 from .compiler.compile import compile as compile
+from .compiler.softmax import polynomial_attention as polynomial_attention
 from .core.errors import NotConstructible as NotConstructible
 from .core.errors import UnderhoodError as UnderhoodError
 from .core.files import load as load

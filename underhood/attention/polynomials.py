@@ -149,6 +149,18 @@ def _monomials(chebyshev: Float[np.ndarray, " n"], bound: float) -> tuple[float,
     return tuple(float(weight / Fraction(bound) ** power) for power, weight in enumerate(total))
 
 
+def certified_range(coefficients: Float[np.ndarray, " n"], bound: float) -> tuple[float, float]:
+    """Bounds on Σ a_n zⁿ from below and above for |z| ≤ B: samples, and what a polynomial can do between them."""
+    degree = max(len(coefficients) - 1, 1)
+    count = OVERSAMPLED * degree
+    z = np.longdouble(bound) * np.cos(np.pi * (np.arange(count, dtype=np.longdouble) + 0.5) / count)
+    samples = np.polynomial.polynomial.polyval(z, np.asarray(coefficients, np.longdouble))
+    middle, half = (float(np.max(samples) + np.min(samples)) / 2, float(np.max(samples) - np.min(samples)) / 2)
+    rounding = 4 * degree * LONG * float(np.polynomial.polynomial.polyval(bound, np.abs(coefficients)))
+    reach = (half + rounding) / math.cos(math.pi * degree / (2 * count))
+    return middle - reach, middle + reach
+
+
 def _certified(coefficients: tuple[float, ...], bound: float) -> float:
     """ε ≥ max |p(z) e^{−z} − 1| over |z| ≤ B, for these very coefficients."""
     absolute = np.abs(np.array(coefficients, np.longdouble))

@@ -13,9 +13,11 @@ import numpy as np
 
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.attention.linear import LinearAttention
+from underhood.attention.softmax import AbstractAttention
 from underhood.compiler.envelope import Envelope
 from underhood.compiler.lowered import Lowered
 from underhood.compiler.products import gated_products
+from underhood.compiler.softmax import compile_average
 from underhood.compiler.targets import TARGETS, DenseOrSparse, Target, Way, source_kind
 from underhood.compiler.verify import Measured, measure
 from underhood.core.arrays import require_finite
@@ -150,7 +152,10 @@ def compile(
     `sparse` keeps the matrices of `gated-rnn`, of the LRUs and of `mamba` sparse; by default where dense ones would be
     large.
     """
-    target, kind = TARGETS[to], source_kind(source)
+    target = TARGETS[to]
+    if isinstance(source, AbstractAttention):
+        return _average(source, to, layers, _checked_settings(source, input_bound, horizon, order, dtype), tolerance)
+    kind = source_kind(source)
     envelope = _checked_envelope(source, input_bound, horizon, order, dtype)
     if tolerance is not None and not 0 < tolerance < np.inf:
         raise UnderhoodError("expected a tolerance above 0 and below infinity", tolerance)
@@ -221,7 +226,24 @@ def _measured(source: Any, lowered: Lowered, envelope: Envelope, tolerance: floa
     return other if other[2].max_rel_error < measured.max_rel_error else (model, lowered, measured)
 
 
+def _average(
+    source: AbstractAttention, to: str, layers: int | None, envelope: Envelope, tolerance: float | None
+) -> Compiled:
+    """Softmax attention, and normalised attention with polynomial features (softmax.py)."""
+    made = compile_average(source, to, layers, envelope, tolerance)
+    settings = {"input_bound": envelope.input_bound, "horizon": envelope.horizon, "order": 1}
+    evidence = CompileEvidence(**made.evidence, **settings)
+    return Compiled(made.model, to, made.layers, False, evidence.max_rel_error <= evidence.tolerance, evidence)
+
+
 def _checked_envelope(source: Any, input_bound: float, horizon: int, order: int, dtype: str) -> Envelope:
+    """Settings, weights, and outputs that the dtype has room for."""
+    envelope = _checked_settings(source, input_bound, horizon, order, dtype)
+    _require_room(source, envelope)
+    return envelope
+
+
+def _checked_settings(source: Any, input_bound: float, horizon: int, order: int, dtype: str) -> Envelope:
     if not (np.isfinite(input_bound) and input_bound > 0):
         raise UnderhoodError("expected an input_bound above 0 and below infinity", input_bound)
     if not 1 <= horizon <= MOST_STEPS or int(horizon) != horizon:
@@ -235,9 +257,7 @@ def _checked_envelope(source: Any, input_bound: float, horizon: int, order: int,
     decay = getattr(source, "decay", None)
     if decay is not None and not np.all((np.asarray(decay) >= 0) & (np.asarray(decay) <= 1)):
         raise UnderhoodError("expected decays from 0 to 1", np.asarray(decay).tolist())
-    envelope = Envelope(float(input_bound), int(horizon), np.dtype(dtype))
-    _require_room(source, envelope)
-    return envelope
+    return Envelope(float(input_bound), int(horizon), np.dtype(dtype))
 
 
 def _require_room(source: Any, envelope: Envelope) -> None:

@@ -65,11 +65,17 @@ class NotFinite(UnderhoodError):
 
 
 class NotConstructible(UnderhoodError):
-    """A refusal is data: `target` with `layers` layers cannot hold the source, for `reason`, after `source`."""
+    """A refusal is data: `target` with `layers` layers cannot hold the source, for `reason`, after `source`.
 
-    def __init__(self, target: str, *, layers: int, needs: int, reason: str, source: str) -> None:
+    `needs` is the number of layers that can; None where no number of them does.
+    """
+
+    def __init__(self, target: str, *, layers: int, needs: int | None, reason: str, source: str) -> None:
         self.target, self.layers, self.needs = target, layers, needs
         self.reason, self.source = reason, source
+        if needs is None:
+            super().__init__(f"{target} holds this in no number of layers: {reason} ({source})")
+            return
         super().__init__(
             f"{target} needs {needs} layer{'s' * (needs > 1)} here: {reason} ({source})",
             f"{layers} layer{'s' * (layers != 1)}",
@@ -84,6 +90,6 @@ class NotConstructible(UnderhoodError):
         return {**super().as_data(), "refused": refusal}
 
 
-def _refusal(target: str, layers: int, needs: int, reason: str, source: str) -> NotConstructible:
+def _refusal(target: str, layers: int, needs: int | None, reason: str, source: str) -> NotConstructible:
     """A pickled refusal, as it comes back from another process."""
     return NotConstructible(target, layers=layers, needs=needs, reason=reason, source=source)
