@@ -24,8 +24,15 @@ from underhood.layers.linear import Linear, lecun_normal
 
 LENGTH = 128  # bytes of a training sequence, and one to predict
 HELD_OUT = 0.1
-REPEATED = 0.25  # share of sequences that are a random segment again and again
 SEGMENTS = (8, 64)  # its length
+# Steps, learning rate, and the share of sequences that are a random segment again and again, for each sitting. A GRU
+# of this size does not learn to repeat; Gated DeltaNet does in one sitting.
+PHASES: dict[str, tuple[tuple[int, float, float], ...]] = {
+    "mamba": ((1500, 3e-3, 0.25), (800, 2e-3, 0.6)),
+    "qwen3_next": ((1300, 3e-3, 0.5),),
+    "gru": ((1500, 3e-3, 0.25),),
+    "llama": ((1500, 3e-3, 0.25), (800, 2e-3, 0.6)),
+}
 PRINTABLE = np.arange(32, 127, dtype=np.int32)
 
 _EVERY = {"vocab_size": 256, "hidden_size": 128, "num_hidden_layers": 4, "tie_word_embeddings": True}
@@ -65,11 +72,11 @@ def repeated(length: int, segment: int, random: np.random.Generator) -> Int[np.n
     return np.resize(random.choice(PRINTABLE, segment), length)
 
 
-def batch(text: np.ndarray, size: int, random: np.random.Generator) -> Int[np.ndarray, "b t"]:
-    """Pieces of text, and segments that repeat."""
+def batch(text: np.ndarray, size: int, share: float, random: np.random.Generator) -> Int[np.ndarray, "b t"]:
+    """Pieces of text, and a share of segments that repeat."""
     rows = []
     for _ in range(size):
-        if random.random() < REPEATED:
+        if random.random() < share:
             rows.append(repeated(LENGTH + 1, int(random.integers(*SEGMENTS)), random))
         else:
             start = random.integers(len(text) - LENGTH)
@@ -113,7 +120,9 @@ def _deltanet(config: dict[str, Any], key: Array) -> dict[str, Any]:
     sizes = {"heads": config["linear_num_value_heads"], "d_key": config["linear_key_head_dim"]}
     sizes["d_value"] = config["linear_value_head_dim"]
     cell = GatedDeltaNet.random(d=config["hidden_size"], **sizes, key=key)
-    return bridge_of(cell).write(cell)[1]
+    # Steps as Mamba has them at first: with transformers' own, all is forgotten within a token or two.
+    step = np.exp(np.linspace(np.log(1e-3), np.log(0.1), cell.heads))
+    return bridge_of(cell).write(cell)[1] | {"dt_bias": np.log(np.expm1(step)).astype(np.float32)}
 
 
 def _gru(config: dict[str, Any], key: Array) -> dict[str, Any]:
