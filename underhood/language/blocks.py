@@ -118,6 +118,18 @@ class SoftmaxRouter(eqx.Module):
         return scattered(chosen, which, likely)
 
 
+class TopRouter(eqx.Module):
+    """Weights of the `most` experts with the largest W x, softmax among these alone."""
+
+    weight: Float[Array, "e d"]
+    most: int = eqx.field(static=True)
+
+    def __call__(self, x: Float[Array, "t d"]) -> Float[Array, "t e"]:
+        scores = x @ self.weight.T
+        chosen, which = jax.lax.top_k(scores, self.most)
+        return scattered(jax.nn.softmax(chosen, axis=1), which, scores)
+
+
 def scattered(chosen: Float[Array, "t k"], which: Int[Array, "t k"], like: Float[Array, "t e"]) -> Float[Array, "t e"]:
     """The chosen weights at their experts, zeros elsewhere."""
     return jnp.zeros_like(like).at[jnp.arange(len(like))[:, None], which].set(chosen)

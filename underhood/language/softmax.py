@@ -99,3 +99,31 @@ class SoftmaxMixer(eqx.Module):
         if self.window is not None:
             seen &= ~np.tri(length, len(k), start - self.window, dtype=bool)
         return jax.nn.softmax(jnp.where(seen[None], scores, -jnp.inf), axis=2), v, opened, (k, v)
+
+
+class SideBySide(eqx.Module):
+    """Σ_i b_i · mixer_i(a_i · x): mixers that read the same inputs, and whose outputs are added."""
+
+    mixers: tuple[Any, ...]
+    entering: tuple[float, ...] = eqx.field(static=True)
+    leaving: tuple[float, ...] = eqx.field(static=True)
+    kind: str = eqx.field(static=True, default="side-by-side")
+
+    @property
+    def d(self) -> int:
+        return self.mixers[0].d
+
+    @property
+    def d_out(self) -> int:
+        return self.mixers[0].d_out
+
+    def _initial_state(self) -> tuple[Any, ...]:
+        return tuple(mixer._initial_state() for mixer in self.mixers)
+
+    def _scan(self, xs: Float[Array, "t d"], state: tuple[Any, ...]) -> tuple[Float[Array, "t d"], tuple[Any, ...]]:
+        together, states = jnp.zeros_like(xs), []
+        for mixer, inside, outside, before in zip(self.mixers, self.entering, self.leaving, state, strict=True):
+            ys, after = mixer._scan(xs * inside, before)
+            together = together + ys * outside
+            states.append(after)
+        return together, tuple(states)

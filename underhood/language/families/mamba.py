@@ -1,4 +1,4 @@
-"""mamba: a norm and a Mamba mixer a layer, no MLP."""
+"""mamba and falcon_mamba: a norm and a Mamba mixer a layer, no MLP; Falcon's has norms within the mixer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ d_model d_inner n_layer ssm_cfg rms_norm fused_add_norm pad_vocab_size_multiple
     "mamba", _FIELDS, hidden_size=768, num_hidden_layers=32, vocab_size=50280,
     layer_norm_epsilon=1e-5, tie_word_embeddings=True,
 )  # fmt: skip
+@family(
+    "falcon_mamba", f"{_FIELDS} mixer_rms_eps layer_types", hidden_size=4096, num_hidden_layers=64, vocab_size=50280,
+    layer_norm_epsilon=1e-5, tie_word_embeddings=True,
+)  # fmt: skip
 def read_mamba(settings: dict[str, Any], weights: Weights) -> Network:
     body, d, eps = weights.under("backbone"), whole(settings, "hidden_size"), positive(settings, "layer_norm_epsilon")
 
+    public = "FalconMambaMixer" if settings["model_type"] == "falcon_mamba" else "MambaMixer"
+
     def block(index: int) -> Block:
         layer = body.under(f"layers.{index}")
-        mixer = layer.under("mixer").cell("MambaMixer", settings)
+        mixer = layer.under("mixer").cell(public, settings)
         return Block((Branch(layer.norm("norm", d, eps), mixer),))
 
     blocks = layers_of(settings, block)
