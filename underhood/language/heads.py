@@ -73,7 +73,8 @@ class Heads:
         """Rank correlation between induction scores and costs: 1 where the heads named are those that matter."""
         if len(self.rows) < 3:
             return float("nan")
-        return rank_correlation([row.induction for row in self.rows], [row.cost for row in self.rows])
+        scores, costs = ([getattr(row, name) for row in self.rows] for name in ("induction", "cost"))
+        return rank_correlation(scores, costs, range(len(scores))).value
 
     def best(self, column: str = "induction", most: int = 3) -> list[Head]:
         """The heads with the largest value in a column.

@@ -13,6 +13,7 @@ s in layer l, less what came into it. What T has beyond, the token does through 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -270,7 +271,7 @@ def _table(model: _Subject) -> Float[np.ndarray, "rows t"]:
         backwards = _back(model.network.blocks[index], jnp.asarray(model.stream[index]), backwards, True)
         flows.append(np.asarray(jnp.sum(backwards * changes[index], axis=1), np.float64))
     flows = flows[::-1]
-    table = np.stack([before - after for before, after in zip(flows[:-1], flows[1:], strict=True)])
+    table = np.stack([before - after for before, after in itertools.pairwise(flows)])
     own = np.zeros(at + 1)
     own[at] = flows[0][at]
     table[:, at] = 0

@@ -1,4 +1,4 @@
-"""jamba: Mamba with norms inside, softmax attention without positions now and then, and experts in every other layer."""
+"""jamba: Mamba with norms inside, softmax attention without positions now and then, experts in every other layer."""
 
 from __future__ import annotations
 

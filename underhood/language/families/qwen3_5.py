@@ -1,4 +1,4 @@
-"""qwen3_5: as qwen3_next without experts, its projections apart, and a model of pictures beside it that no text needs."""
+"""qwen3_5: as qwen3_next without experts, its projections apart, and beside it a model of pictures, left out."""
 
 from __future__ import annotations
 
