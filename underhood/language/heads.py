@@ -20,7 +20,6 @@ from underhood.core.errors import UnderhoodError
 from underhood.explain.maps import AttentionMap
 from underhood.language.groups import heads_of, without
 from underhood.language.maps import map_of
-from underhood.language.model import LanguageModel, Reading
 
 Watch = Callable[[int, int], None]  # heads that are done, of how many
 COLUMNS = ("previous", "induction", "first", "reach", "cost")
@@ -112,7 +111,7 @@ class Heads:
         return "\n".join([said, head, *lines])
 
 
-def study(model: LanguageModel, text: str | None, watch: Watch | None = None, **settings: Any) -> Heads:
+def study(model: Any, text: str | None, watch: Watch | None = None, **settings: Any) -> Heads:
     """`LanguageModel.heads`."""
     chosen = Settings(**settings)
     read = None if text is None else model.read(text)
@@ -133,7 +132,7 @@ def study(model: LanguageModel, text: str | None, watch: Watch | None = None, **
     return Heads(tuple(rows), float(whole), float(new))
 
 
-def _sequences(model: LanguageModel, read: Reading | None, settings: Settings) -> list[np.ndarray]:
+def _sequences(model: Any, read: Any, settings: Settings) -> list[np.ndarray]:
     if settings.period < 3 or settings.times < 2 or settings.sequences < 1:
         raise UnderhoodError("expected a period of 3 or more, twice or more, in one sequence or more", repr(settings))
     random = np.random.default_rng(settings.seed)
@@ -145,16 +144,16 @@ def _sequences(model: LanguageModel, read: Reading | None, settings: Settings) -
     return [np.tile(one, settings.times) for one in drawn]
 
 
-def _removed(model: LanguageModel, layer: int, head: int) -> LanguageModel:
+def _removed(model: Any, layer: int, head: int) -> Any:
     """The model without a head's contributions."""
     block = model.network.blocks[layer]
     where = block.mixing
     changed = eqx.tree_at(lambda one: one.branches[where].layer, block, without(block.mixer, head))
     network = eqx.tree_at(lambda one: one.blocks[layer], model.network, changed)
-    return LanguageModel(network, model.tokenizer, name=model.name, family=model.family)
+    return model.with_network(network)
 
 
-def _repeated_loss(reading: Reading, period: int) -> float:
+def _repeated_loss(reading: Any, period: int) -> float:
     """Nats a token where the token to predict has come before."""
     return float(reading.losses[period:].mean())
 

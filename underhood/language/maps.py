@@ -15,11 +15,10 @@ from underhood.core.memory import require_memory
 from underhood.explain.attention_map import attention_map
 from underhood.explain.maps import AttentionMap, Completeness
 from underhood.language.groups import only
-from underhood.language.model import Reading
 from underhood.language.softmax import SoftmaxMixer
 
 
-def map_of(reading: Reading, layer: Any, head: Any, settings: dict[str, Any]) -> AttentionMap:
+def map_of(reading: Any, layer: Any, head: Any, settings: dict[str, Any]) -> AttentionMap:
     """`Reading.map`."""
     mixer = reading.model._block(layer).mixer
     if mixer is None:

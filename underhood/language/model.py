@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import equinox as eqx
 import jax
@@ -16,12 +16,11 @@ from underhood.core.errors import UnderhoodError
 from underhood.core.memory import require_memory
 from underhood.explain.maps import AttentionMap, whole_number
 from underhood.language.blocks import Block, Network
+from underhood.language.heads import Heads, study
+from underhood.language.maps import map_of
 from underhood.language.softmax import SoftmaxMixer
 from underhood.language.tokens import Tokenizer
-
-if TYPE_CHECKING:
-    from underhood.language.heads import Heads
-    from underhood.language.why import Why
+from underhood.language.why import Why, explain
 
 SHOWN = 5  # likely next words in a repr
 Patch = Mapping[int, Any]  # layer → a state, or (at, state)
@@ -114,9 +113,20 @@ class LanguageModel:
 
         `Heads`, a table with a row for each head or group of channels.
         """
-        from underhood.language.heads import study
-
         return study(self, text, **settings)
+
+    def with_network(self, network: Network) -> LanguageModel:
+        """The same model around another network, such as one without a head.
+
+        **Arguments:**
+
+        - `network`: The network.
+
+        **Returns:**
+
+        A `LanguageModel` with the same tokenizer.
+        """
+        return LanguageModel(network, self.tokenizer, name=self.name, family=self.family)
 
     def bytes_to_read(self, length: int) -> int:
         """Memory that a reading of this many tokens takes at its widest."""
@@ -223,8 +233,6 @@ class Reading:
         An `AttentionMap` whose steps have the tokens' names. Those of softmax attention are made the same way: the
         sizes of the contributions with the weights held.
         """
-        from underhood.language.maps import map_of
-
         return map_of(self, layer, head, settings)
 
     def states(self, layer: SupportsIndex) -> States:
@@ -257,8 +265,6 @@ class Reading:
 
         `Why`: a layer × token table that adds up to the logit, and how far it can be believed.
         """
-        from underhood.language.why import explain
-
         return explain(self, target, at, against, **settings)
 
     def likely(self, at: SupportsIndex = -1, most: int = SHOWN) -> list[tuple[str, float]]:

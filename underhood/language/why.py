@@ -27,7 +27,6 @@ from underhood.core.errors import UnderhoodError
 from underhood.core.memory import require_memory
 from underhood.explain.maps import whole_number
 from underhood.language.blocks import Block, Network
-from underhood.language.model import Reading
 from underhood.layers.held import holding
 
 Watch = Callable[[int, int], None]  # passes that are done, of how many
@@ -129,7 +128,7 @@ class Why:
         return f"Why {self.target!r}{beside}: {self.logit:.2f}; {words}; it moves by: {check}"
 
 
-def explain(reading: Reading, target: Any, at: Any, against: Any, watch: Watch | None = None, **settings: Any) -> Why:
+def explain(reading: Any, target: Any, at: Any, against: Any, watch: Watch | None = None, **settings: Any) -> Why:
     """`Reading.why`."""
     chosen = Settings(**settings)
     tokenizer, step = reading.model.tokenizer, reading.step(at)
@@ -158,7 +157,7 @@ def explain(reading: Reading, target: Any, at: Any, against: Any, watch: Watch |
     )
 
 
-def _number(reading: Reading, word: Any) -> int:
+def _number(reading: Any, word: Any) -> int:
     number = whole_number(word)
     if number is None and not isinstance(word, str):
         raise UnderhoodError("expected a word, or a token's number", type(word).__name__)
@@ -172,7 +171,7 @@ def _number(reading: Reading, word: Any) -> int:
 class _Subject:
     """The logit as a function of the embeddings, batched; and its gradient, held or not, a block at a time."""
 
-    def __init__(self, reading: Reading, step: int, wanted: list[int], settings: Settings, watch: Watch | None) -> None:
+    def __init__(self, reading: Any, step: int, wanted: list[int], settings: Settings, watch: Watch | None) -> None:
         self.network: Network = reading.model.network
         self.xs = np.asarray(reading.stream[0][: step + 1])
         self.stream = reading.stream[:, : step + 1]
