@@ -175,7 +175,7 @@ def discovery(results: Path) -> str:
         label, what = row["name"].split(": ", 1)
         named.setdefault(label, {})[what] = row["here"]
     columns = {
-        "layers that hold attention": lambda told: told["holds attention"],
+        "layers for attention": lambda told: told["represents attention"],
         "R² of attention, teacher-student": lambda told: told["teacher-student, R² of the nearest attention"],
         "loss, uniform": lambda told: told["regression, uniform, loss"],
         "algorithm": lambda told: _algorithm(told, "uniform"),
@@ -195,7 +195,7 @@ def discovery(results: Path) -> str:
 
 def growth(results: Path) -> str:
     """What a training step costs, one size at a time."""
-    lines = ["| | d | n | t | ms a step |", "|---|---|---|---|---|"]
+    lines = ["| | d | n | t | ms per step |", "|---|---|---|---|---|"]
     for one in json.loads((results / "bench" / "scale.json").read_text())["growth"]:
         lines.append(f"| {one['axis']} grows | {one['d']} | {one['n']} | {one['t']} | {one['ms']:.2g} |")
     return "\n".join(lines)

@@ -78,9 +78,9 @@ def finding(model, layers, loss, **told):
     return Finding(model, layers, fewest_layers(model), tasks, start)
 
 
-def test_rows_tell_holds_from_finds():
+def test_rows_tell_representing_from_finding():
     rows = {row.name: row.here for row in rows_of(finding("mamba", 1, 0.3))}
-    assert rows["Mamba: holds attention"] == "in 1"
+    assert rows["Mamba: represents attention"] == "in 1"
     assert rows["Mamba: finds attention"] == "no"
     assert rows["Mamba: stays at the compiled weights"] == "yes"
     assert rows["Mamba: regression, uniform, algorithm"] == "none"
@@ -90,7 +90,7 @@ def test_rows_tell_holds_from_finds():
         row.name: row.here for row in rows_of(finding("gru-after", 1, 0.1, algorithm="delta-rule", attention_r2=1.0))
     }
     label = ARCHITECTURES["gru-after"].label
-    assert found[f"{label}: holds attention"] == "no construction"
+    assert found[f"{label}: represents attention"] == "no construction"
     assert found[f"{label}: finds attention"] == "yes"
     assert f"{label}: stays at the compiled weights" not in found
 

@@ -84,7 +84,7 @@ def table3(budget: str, runs: Path) -> Artifact:
                 rows.append(error_row(f"{label}, error for {column}", compiled))
             if compiled is not None and column == ATTENTION:
                 # In a limit: entries of the map are off by the error of the outputs, and may be small.
-                most = 1e3 * compiled.max_rel_error
+                most = 1e3 * compiled.tolerance
                 rows += map_rows(f"{label}, attention map", compiled.model, source, mapped, most=most)
             error = text_of(compiled.max_rel_error) if compiled else "–"
             line += [text_of(paper), str(layers or "–"), error]
@@ -121,7 +121,7 @@ def leak_curves(sources: dict[str, Any]) -> list[Curve]:
 
 
 def _table3_figure(lines: list[list[str]], chart: Chart) -> Figure:
-    figure = new_figure(12, 3.2)
+    figure = new_figure(12.0, 3.2)
     left, right = figure.subplots(1, 2, width_ratios=[1.7, 1], gridspec_kw={"wspace": 0.17})
     header = ["", "paper", "here", "error", "paper", "here", "error"]
     draw_table(left, header, lines, [1.6, 0.8, 0.7, 1.3, 0.8, 0.7, 1.3])

@@ -75,7 +75,7 @@ def ladder(budget: str) -> dict[str, dict[str, float]]:
 
 def rows_of(one: Finding) -> list[Row]:
     """A row for each number; the paper has none of them."""
-    here: dict[str, Any] = {"holds attention": "no construction" if one.holds is None else f"in {one.holds}"}
+    here: dict[str, Any] = {"represents attention": "no construction" if one.holds is None else f"in {one.holds}"}
     for task, told in one.tasks.items():
         here[f"{task}, loss"] = told["loss"] if "loss" in told else told["held_out_loss"]
         here[f"{task}, median loss over seeds"] = float(np.median(told["losses"]))
@@ -111,7 +111,7 @@ def draw_discovery(found: Sequence[Finding], levels: dict[str, dict[str, float]]
             axes.spines[side].set_visible(False)
     names.set_axis_off()
     names.set_xlim(0, 1)
-    names.text(1, -0.75, "layers that\nhold attention", ha="right", va="bottom", fontsize=8, color=FAINT)
+    names.text(1, -0.75, "layers that attention\nneeds", ha="right", va="bottom", fontsize=8, color=FAINT)
     for index, one in enumerate(found):
         colour = ARCHITECTURES[one.model].colour
         names.text(0, index, one.label, va="center", fontsize=9, color=colour, weight="bold")

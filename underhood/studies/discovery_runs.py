@@ -1,9 +1,9 @@
-"""What does each architecture find, beside what it holds? Every one of the registry, on four tasks.
+"""What does each architecture find, beside what it can represent? Every one of the registry, on four tasks.
 
 A small search that is the same for all: seed 0 with each learning rate, then the other seeds with the best of them.
 Their networks are read: loss beside the ladder of algorithms, the algorithm that each runs in context, and R² of the
-nearest attention. Architectures that hold the gradient step and did not find it start once more, from the compiled
-weights, each off by one percent: where these stay, it was the optimiser that did not come there.
+nearest attention. Architectures that can represent the gradient step and did not find it start once more, from the
+compiled weights, each off by one percent: where these stay, it was the optimiser that did not come there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "regression, sphere": {"task": "linear-regression", "settings": {"inputs": "sphere"}},
     "recall": {"task": RECALL, "length": 64},
 }
-# overnight: about 8 core hours, at 4 to 12 ms a step. laptop: about one, with a recall of fewer pairs and tokens.
+# overnight: about 8 core hours, at 4 to 12 ms per step. laptop: about one, with a recall of fewer pairs and tokens.
 SIZES: dict[str, dict[str, Any]] = {
     "laptop": {"hidden": 32, "batch_size": 32, "steps": 6_000, "rates": [3e-3, 1e-2], "seeds": 3},
     "overnight": {"hidden": 32, "batch_size": 64, "steps": 8_000, "rates": [1e-3, 3e-3, 1e-2], "seeds": 3},
@@ -70,7 +70,7 @@ class Finding:
     model: str
     layers: int
     holds: int | None
-    """Fewest layers that hold attention; None where no construction is known."""
+    """Fewest layers that represent attention; None where no construction is known."""
     tasks: dict[str, Record]
     """Task → loss of the best network and what was read off it, and of all seeds their losses and how many found it."""
     start: Record | None = None
@@ -86,7 +86,7 @@ class Finding:
 
 
 def fewest_layers(name: str) -> int | None:
-    """That hold attention, as the zoo measures them."""
+    """That represent attention, as the zoo measures them."""
     if name not in TARGETS:
         return None
     return min(layers for kind, layers in TARGETS[name].ways if kind == ATTENTION)

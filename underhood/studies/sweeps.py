@@ -42,7 +42,7 @@ def _make(
     so_far: bool,
     legend: bool = False,
 ) -> Artifact:
-    # Beside the folder of runs, which is not kept: a line a run is small, and all that the figures need.
+    # Beside the folder of runs, which is not kept: one line per run is small, and all that the figures need.
     folder, widths = runs.parent / "sweep", name == "figure3"
     swept, planned = records_so_far(folder, widths) if so_far else (records_of(budget, folder, widths), 0)
     records = [record for record in swept if record["status"] == "done"]
