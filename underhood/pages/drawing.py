@@ -6,6 +6,7 @@ import dataclasses
 import io
 import math
 import re
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from underhood.pages.appearance import INK
 
@@ -29,10 +31,14 @@ WEIGHTS = LinearSegmentedColormap.from_list(
 ).with_extremes(bad=ZERO)
 
 
+# Text stays text in PDF and SVG, and the same figure is the same file. Set while saving only: a notebook's own settings
+# are its user's.
+FONT = "DejaVu Sans"  # which comes with matplotlib, and has the symbols
+SAVING = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "underhood", "font.family": FONT}
+
+
 def new_figure(width: float, height: float) -> Figure:
-    """A figure that needs no display and embeds its text as text."""
-    matplotlib.rcParams.update({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "underhood"})
-    matplotlib.rcParams["font.family"] = "DejaVu Sans"
+    """A figure that needs no display."""
     return Figure(figsize=(width, height))
 
 
@@ -162,9 +168,13 @@ def seeds_of(row: dict[str, Any]) -> str:
     return f"{len(found)} seeds: {least if least == most else f'{least} to {most}'}"
 
 
-def rendered(figure: Figure, suffix: str) -> bytes:
+def rendered(figure: Figure, suffix: str, metadata: dict[str, Any] | None = None) -> bytes:
     """The figure as a file's bytes, without a date, so that the same figure is the same file."""
     buffer = io.BytesIO()
     dated = {"pdf": "CreationDate", "png": "Software", "svg": "Date"}[suffix]
-    figure.savefig(buffer, format=suffix, dpi=160, bbox_inches="tight", metadata={dated: None})
+    with matplotlib.rc_context(SAVING), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a letter that the font lacks is drawn as a box
+        for text in figure.findobj(Text):
+            text.set_fontfamily(FONT)
+        figure.savefig(buffer, format=suffix, dpi=160, bbox_inches="tight", metadata=metadata or {dated: None})
     return buffer.getvalue()

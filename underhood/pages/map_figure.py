@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from underhood.core.outputs import SOFTWARE
 from underhood.explain.maps import AttentionMap
 from underhood.pages.appearance import INK
-from underhood.pages.drawing import FAINT, NEGATIVE, POSITIVE, new_figure, text_of
+from underhood.pages.drawing import FAINT, NEGATIVE, POSITIVE, new_figure, rendered, text_of
 
 SIGNED = LinearSegmentedColormap.from_list("signed", [NEGATIVE, "#f2b3ac", "#ffffff", "#a9c9e8", POSITIVE])
 SIZES = LinearSegmentedColormap.from_list("sizes", ["#ffffff", "#a9c9e8", POSITIVE, "#0b2f57"])
@@ -46,11 +44,7 @@ def draw_map(found: AttentionMap, tokens: Sequence[str] | None, title: str) -> b
         color=INK,
         parse_math=False,
     )
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():  # tokens come in any script; a letter that the font lacks is drawn as a box
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        figure.savefig(buffer, format="png", dpi=160, bbox_inches="tight", metadata={"Software": SOFTWARE})
-    return buffer.getvalue()
+    return rendered(figure, "png", {"Software": SOFTWARE})
 
 
 def _draw(axes: Axes, weights: np.ndarray, signed: bool, tokens: Sequence[str] | None) -> None:
