@@ -98,13 +98,13 @@ def test_hover_click_and_keys(opened):
     sums = wanted.sum(axis=2)
     browser.run("window.underhood.show(1)")
     at_point(browser, 20, 3)
-    assert browser.text("#tip").startswith("step 21 ‘w20’ from step 4 ‘w3’\n" + f"{sums[20, 3]:.4g}"[:5])
+    assert browser.text("#tip").startswith("step 20 ‘w20’ from step 3 ‘w3’\n" + f"{sums[20, 3]:.4g}"[:5])
     at_point(browser, 3, 20)
     assert "comes after" in browser.text("#tip")
     at_point(browser, 23, 0, click=True)
     at_point(browser, 22, 5, click=True)
     assert browser.run("return window.underhood.step()") == 22
-    assert browser.text("#chosen") == "Step 23 ‘</script><b>’ comes from"
+    assert browser.text("#chosen") == "Step 22 ‘</script><b>’ comes from"
     order = np.argsort(-np.abs(sums[22, :23]), kind="stable")[:12]
     rows = browser.run("return [...document.querySelectorAll('#largest [data-s]')].map(row => Number(row.dataset.s))")
     assert rows == order.tolist()
@@ -113,9 +113,9 @@ def test_hover_click_and_keys(opened):
     browser.press("canvas", UP, UP, DOWN)
     assert browser.run("return window.underhood.step()") == 21
     browser.press("canvas", LEFT, LEFT)
-    assert "step 22 ‘w21’ from step 21 ‘w20’" in browser.text("#tip")
+    assert "step 21 ‘w21’ from step 20 ‘w20’" in browser.text("#tip")
     browser.press("body", LEFT)
-    assert browser.text("#at") == "step 21 of 24"
+    assert browser.text("#at") == "step 20 of 0 to 23"
 
 
 PIXEL = """const [x, y] = window.underhood.pointOf(arguments[0], arguments[1]);

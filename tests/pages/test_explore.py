@@ -121,7 +121,7 @@ def test_the_map_of_an_earlier_sequence_says_so(browser, tmp_path, unasked):
     browser.press("#first", "\ue007")
     assert browser.run(hidden)
     browser.press("#map canvas", "\ue013")
-    assert browser.text("#at") == "step 11 of 12"
+    assert browser.text("#at") == "step 10 of 0 to 11"
     assert browser.complaints() == []
 
 
@@ -131,10 +131,10 @@ def test_steps_and_edits(browser, tmp_path):
     uh.explore(model, tmp_path / "e.html", xs=xs)
     browser.open(tmp_path / "e.html", width=390)
     assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
-    assert browser.text("#at") == "step 6 of 6"
+    assert browser.text("#at") == "step 5 of 0 to 5"
     left, all_of_it, delete = "\ue012", "\ue009a\ue000", "\ue017"
     browser.press("body", left, left)
-    assert browser.text("#at") == "step 4 of 6"
+    assert browser.text("#at") == "step 3 of 0 to 5"
     assert browser.text("#numbers tbody tr td") == f"{model(xs)[3, 0]:.4g}"
     browser.press("#edit tbody tr:nth-child(2) td:nth-child(4) input", all_of_it + "2.5")
     xs[2, 1] = 2.5

@@ -54,7 +54,8 @@ class Reproduce:
             elif missed := [{**record, "rows": _missed(record)} for record in records if _missed(record)]:
                 _print_rows(missed, "targets missed")
         if records:
-            page = write_report(self.out / self.budget, self.out / self.budget / "report.html")
+            folder = self.out / self.budget
+            page = write_report(folder, folder / "report.html", kept=self.budget == "quick")
             note(f"All rows, charts and weights: {page}")
         return ANSWER_IS_NO if any(map(_missed, records)) else DONE
 

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from underhood.architectures.gated_rnn.cell import DenseGatedRNN, GatedRNN
@@ -132,7 +133,9 @@ def _described(model: AbstractModel) -> str:
     sizes = sizes_of(model)
     names = {"d": "inputs", "d_out": "outputs", "hidden": "hidden neurons", "pre_readout": "pre-readout neurons"}
     counts = [f"{sizes[key]} {text}" for key, text in names.items() if key in sizes]
-    return f"{model.title}: {', '.join(counts)}."
+    state = sum(np.size(leaf) for leaf in jax.tree.leaves(model.initial_state()))
+    remembers = "" if state == sizes.get("hidden") else f" It carries {state} numbers from step to step."
+    return f"{model.title}: {', '.join(counts)}.{remembers}"
 
 
 def _certified(certificate: Any) -> str | None:

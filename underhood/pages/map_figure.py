@@ -58,7 +58,7 @@ def _draw(axes: Axes, weights: np.ndarray, signed: bool, tokens: Sequence[str] |
         vmin=-limit if signed else 0,
         vmax=limit,
         interpolation="nearest" if length <= 1000 else None,
-        extent=(0.5, length + 0.5, length + 0.5, 0.5),
+        extent=(-0.5, length - 0.5, length - 0.5, -0.5),
     )
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.045, pad=0.03)
     bar.outline.set_visible(False)
@@ -67,7 +67,7 @@ def _draw(axes: Axes, weights: np.ndarray, signed: bool, tokens: Sequence[str] |
     axes.set_ylabel("output of step t", fontsize=9, color=INK)
     axes.tick_params(labelsize=8, length=2, color=FAINT)
     if tokens is not None and length <= LABELLED:
-        steps, size = range(1, length + 1), min(8.0, 260 / length)
+        steps, size = range(length), min(8.0, 260 / length)
         names = [label(one) for one in tokens]
         axes.set_xticks(steps, names, rotation=90, fontsize=size, parse_math=False)
         axes.set_yticks(steps, names, fontsize=size, parse_math=False)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 PAGES = Path(__file__).parent / "templates"
 
@@ -21,9 +22,21 @@ PAGES = Path(__file__).parent / "templates"
 @functools.cache
 def _environment() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(PAGES)
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    made.filters["typeset"] = typeset
+    return made
+
+
+def typeset(text: str) -> Markup:
+    """W_m^in, x_1² and y_1 with their indices below and above; everything else is escaped."""
+    parts = re.split(r"(?<![A-Za-z])([A-Za-z])_(\w)(?:\^(\w+))?", str(text))
+    out = Markup(escape(parts[0]))
+    for letter, below, above, rest in zip(*(parts[at::4] for at in (1, 2, 3, 4)), strict=True):
+        raised = Markup("<sup>{}</sup>").format(above) if above else ""
+        out += Markup("{}<sub>{}</sub>{}").format(letter, below, raised) + escape(rest)
+    return out
 
 
 def render(template: str, scripts: tuple[str, ...], **context: Any) -> str:

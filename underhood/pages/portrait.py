@@ -67,14 +67,20 @@ def _panels(part: Part, prefix: str = "") -> Iterator[Panel]:
         elif isinstance(value, Part):
             yield from _panels(value, f"{name}.")
         elif isinstance(value, jax.Array):
-            yield from _matrices(name, np.asarray(value, np.float64))
+            yield from _matrices(name, np.asarray(value, np.float64), getattr(part, "gates", ()))
         elif value is not None and not isinstance(value, str | int | float):
             raise UnderhoodError(f"{part.kind} has a field that is not drawn: {name}")
 
 
-def _matrices(name: str, values: np.ndarray) -> Iterator[Panel]:
-    if values.ndim <= 2:
-        yield Panel.of(name, values[:, None] if values.ndim == 1 else values)
-        return
-    for index, one in enumerate(values):
-        yield from _matrices(f"{name}[{index}]", one)
+def _matrices(name: str, values: np.ndarray, gates: tuple[str, ...] = ()) -> Iterator[Panel]:
+    """Of a cell with gates, a panel for each, by its name; its biases are a row each."""
+    if values.ndim == 1:
+        yield Panel.of(name, values[:, None])
+    elif gates and len(values) == len(gates):
+        for gate, rows in zip(gates, values, strict=True):
+            yield Panel.of(f"{name}, {gate}", rows[:, None] if rows.ndim == 1 else rows)
+    elif values.ndim == 2:
+        yield Panel.of(name, values)
+    else:
+        for index, rows in enumerate(values):
+            yield from _matrices(f"{name}[{index}]", rows)

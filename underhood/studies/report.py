@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -28,9 +29,26 @@ NETWORK_ROWS = (
 )
 
 
-def write_report(results: Path, out: Path) -> Path:
-    """Read the records under `results` and write the page to `out`."""
-    return write_atomically(out, report_html(load_records(results)).encode())
+# Figures that take hours come with the package, from a run that was kept.
+KEPT = (Path(__file__).parent / "kept", Path(__file__).parents[2] / "results" / "overnight")
+
+
+def write_report(results: Path, out: Path, *, kept: bool = False) -> Path:
+    """Read the records under `results` and write the page to `out`; with `kept`, beside figures that take hours."""
+    records = load_records(results)
+    return write_atomically(out, report_html(records + kept_records(records) if kept else records).encode())
+
+
+def kept_records(records: list[Record]) -> list[Record]:
+    """The sweeps' figures of the overnight budget, where these records have none of that budget or a larger one."""
+    swept = [name for name in ARTIFACTS if ARTIFACTS[name].swept]
+    made = {record["artifact"] for record in records if budget_place(record["budget"]) >= budget_place("overnight")}
+    found = []
+    for name in sorted(set(swept) - made, key=place):
+        path = next((folder / f"{name}.json" for folder in KEPT if (folder / f"{name}.json").is_file()), None)
+        if path is not None and (record := _read(path)) is not None:
+            found.append({**record, "kept": True})
+    return found
 
 
 def load_records(results: Path) -> list[Record]:
@@ -56,7 +74,9 @@ def _read(path: Path) -> Record | None:
             got = ", ".join(row)[:60] or "nothing" if isinstance(row, dict) else type(row).__name__
             rule = f"expected name, here and met in rows[{index}] of {path}"
             raise UnderhoodError(rule, got, "Make it again, or remove it.")
-    return {**record, "artifact": str(record["artifact"]), "budget": str(record.get("budget", ""))}
+    picture = path.with_suffix(".png")
+    named = {"artifact": str(record["artifact"]), "budget": str(record.get("budget", ""))}
+    return {**record, **named, "picture": picture if picture.is_file() else None}
 
 
 def budget_place(budget: str) -> tuple[int, str]:
@@ -74,8 +94,9 @@ def report_html(records: list[Record]) -> str:
 
 
 def _report_html(records: list[Record]) -> str:
-    budgets = sorted({record["budget"] for record in records}, key=budget_place)
-    groups = [_group(name, [record for record in records if record["artifact"] == name]) for name in _names(records)]
+    budgets = sorted({record["budget"] for record in records if not record.get("kept")}, key=budget_place)
+    names = sorted({record["artifact"] for record in records}, key=place)
+    groups = [_group(name, [record for record in records if record["artifact"] == name]) for name in names]
     rows = [row for record in records for row in record["rows"]]
     asked = [row for row in rows if met_of(row) is not None]
     return render(
@@ -91,10 +112,6 @@ def _report_html(records: list[Record]) -> str:
         total=len(rows),
         provenance=[_provenance(record) for record in records],
     )
-
-
-def _names(records: list[Record]) -> list[str]:
-    return list(dict.fromkeys(record["artifact"] for record in records))
 
 
 def _words(name: str) -> tuple[str, str, str]:
@@ -125,6 +142,7 @@ def _group(name: str, records: list[Record]) -> dict[str, Any]:
         "label": label,
         "title": title,
         "tells": tells,
+        "budgets": [record["budget"] for record in records],
         "rows": list(rows.values()),
         "met": sum(ticks),
         "asked": len(ticks),
@@ -141,9 +159,31 @@ def _drawn(record: Record) -> dict[str, Any] | None:
     """Charts and matrices of one record; None where it has neither."""
     charts = [_chart(chart) for chart in record.get("charts") or [] if chart.get("curves")]
     panels = [panel for panel in record.get("panels") or [] if panel.get("values")]
-    if not charts and not panels:
+    picture = None if charts or panels or record["artifact"].startswith("table") else _picture(record)
+    if not charts and not panels and picture is None:
         return None
-    return {"budget": record["budget"], "charts": charts, "lines": [_line(line) for line in _lines_of(panels)]}
+    return {
+        "heading": _made_in(record),
+        "kept": bool(record.get("kept")),
+        "charts": charts,
+        "lines": [_line(line) for line in _lines_of(panels)],
+        "picture": picture,
+    }
+
+
+def _made_in(record: Record) -> str:
+    commit = str((record.get("provenance") or {}).get("commit") or "")[:10]
+    kept = f", kept with the package, made at commit {commit}" if record.get("kept") else ""
+    return f"budget: {record['budget']}{kept}"
+
+
+def _picture(record: Record) -> dict[str, str] | None:
+    """A figure that is no chart of ours, as it is: its PNG as text."""
+    path = record.get("picture")
+    if path is None:
+        return None
+    label, title, _ = _words(record["artifact"])
+    return {"source": f"data:image/png;base64,{base64.b64encode(read_bytes(path)).decode()}", "alt": title or label}
 
 
 def _lines_of(panels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

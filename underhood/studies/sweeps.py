@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from underhood.attention.teachers import random_attention
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import ARCHITECTURES
 from underhood.pages.appearance import COMPARED, stacked
@@ -29,7 +30,10 @@ from underhood.studies.findings import (
     on_both_tasks,
 )
 from underhood.studies.plans import SIZES, records_of, records_so_far
-from underhood.studies.rows import Row, equals
+from underhood.studies.rows import Row, at_most, equals
+from underhood.training.second_order.levenberg import fit_levenberg
+from underhood.training.tasks.task import draw
+from underhood.training.tasks.teacher_student import TeacherStudent
 
 
 def _make(
@@ -59,6 +63,7 @@ def _make(
 
 @artifact(
     "figure3",
+    "quick",
     "laptop",
     "overnight",
     "paper",
@@ -68,7 +73,33 @@ def _make(
 )
 def figure3(budget: str, runs: Path, *, so_far: bool = False) -> Artifact:
     """Loss against width: where AdamW finds attention, and where the second-order solver does."""
+    if budget == "quick":
+        return _second_order_alone()
     return _make("figure3", budget, runs, _charts_3, findings_3, so_far=so_far)
+
+
+QUICK_WIDTHS, QUICK_D, QUICK_SEQUENCES, SOLVED = (8, 11, 14, 17, 20), 4, (400, 256), 1e-12
+
+
+def _second_order_alone() -> Artifact:
+    """The curve of A that takes seconds: the second-order solver, on Table 1's teacher of d = 4."""
+    task = TeacherStudent(random_attention(QUICK_D, seed=0))
+    training, held_out = (draw(task, 0, size, part=part) for part, size in enumerate(QUICK_SEQUENCES))
+    losses = {}
+    for hidden in QUICK_WIDTHS:
+        found = fit_levenberg(*training, held_out=held_out, hidden=hidden, max_iterations=60, restarts=1, prune=False)
+        losses[hidden] = found.held_out_loss
+    full, compact = QUICK_D * (QUICK_D + 1), QUICK_D * (QUICK_D + 1) // 2 + QUICK_D
+    solved = [hidden for hidden, loss in losses.items() if loss <= SOLVED]
+    rows = [
+        Row("A: least width that the second-order solver solves", None, min(solved, default=None), at_most(full)),
+        Row(f"A: its loss at {full} neurons", None, losses[full], at_most(SOLVED)),
+    ]
+    curve = curve_over_seeds("second order", [(hidden, [loss]) for hidden, loss in losses.items()], "gated-rnn", 1)
+    marks = ((f"full ({full})", float(full)), (f"compact ({compact})", float(compact)))
+    chart = Chart(f"A  teacher-student, d = {QUICK_D}", "hidden neurons", "loss", (curve,), marks=marks)
+    settings = {"d": QUICK_D, "sequences": QUICK_SEQUENCES, "optimizer": "levenberg", "max_iterations": 60}
+    return Artifact("figure3", rows, settings, draw_charts((chart,)), seeds=(0,), charts=(chart,))
 
 
 @artifact(

@@ -44,6 +44,7 @@ class GRU(AbstractGates):
 
     kind: ClassVar[str] = "gru-cell"
     name: ClassVar[str] = "GRU"
+    gates: ClassVar[tuple[str, ...]] = ("reset", "candidate", "update")
 
     u: Float[Array, "3 hidden d"] = tensor()
     v: Float[Array, "3 hidden hidden"] = tensor()

@@ -47,6 +47,7 @@ class LSTM(AbstractGates):
 
     kind: ClassVar[str] = "lstm-cell"
     name: ClassVar[str] = "LSTM"
+    gates: ClassVar[tuple[str, ...]] = ("forget", "candidate", "input", "output")
 
     u: Float[Array, "4 hidden d"] = tensor()
     v: Float[Array, "4 hidden hidden"] | None = tensor(optional=True)  # none: the gates do not read h (Table 4)

@@ -20,7 +20,7 @@ function drawPositions(values) {
     svg.append(bar);
   });
   const ends = [[0, "start"], [view.length - 1, "end"]];
-  for (const [s, anchor] of ends) svg.append(make("text", { class: "tick", x: x(s + (anchor === "end" ? 1 : 0)), y: height - 6, "text-anchor": anchor }, `step ${s + 1}`));
+  for (const [s, anchor] of ends) svg.append(make("text", { class: "tick", x: x(s + (anchor === "end" ? 1 : 0)), y: height - 6, "text-anchor": anchor }, `step ${s}`));
   $("positions").replaceChildren(svg);
 }
 
@@ -41,7 +41,7 @@ function drawLargest(values) {
 }
 
 function draw() {
-  $("step").value = at + 1; $("at").textContent = `step ${at + 1} of ${view.length}`;
+  $("step").value = at; $("at").textContent = `step ${at} of 0 to ${view.length - 1}`;
   $("chosen").textContent = `${view.nameOf(at)[0].toUpperCase()}${view.nameOf(at).slice(1)} comes from`;
   $("gap").textContent = number(data.gaps[at]);
   const values = view.map().values(at);
@@ -49,7 +49,7 @@ function draw() {
 }
 function goTo(t) { at = Math.max(0, Math.min(view.length - 1, Math.round(t))); showTip(null); view.select(at); draw(); }
 
-$("step").addEventListener("input", () => goTo(Number($("step").value) - 1));
+$("step").addEventListener("input", () => goTo(Number($("step").value)));
 $("back").addEventListener("click", () => goTo(at - 1));
 $("on").addEventListener("click", () => goTo(at + 1));
 document.addEventListener("keydown", event => {

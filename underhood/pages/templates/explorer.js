@@ -2,6 +2,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const network = networkOf(data.program), attention = data.attention ? attentionOf(data.attention) : null;
 let xs = data.xs.map(x => [...x]), at = xs.length, trace = [], attended = [];
+const MANY = 120;
 // A grid of cells in the paper's colours. `rows`: {name, kind, values, scale}; a value of null is not there yet.
 function grid(rows, columns, options) {
   const { tips, heads = [], current = -1, cell = 16, label = "" } = options;
@@ -13,7 +14,7 @@ function grid(rows, columns, options) {
   });
   heads.forEach((head, j) => svg.append(make("text", { x: left + j + .5, y: top - .5, class: j === current ? "head now" : "head" }, head)));
   rows.forEach((row, i) => {
-    if (row.name) svg.append(make("text", { x: left - .35, y: top + i + .7, class: "name " + (row.kind || "") }, row.name));
+    if (row.name && (rows.length <= MANY || i % 5 === 0)) svg.append(make("text", { x: left - .35, y: top + i + .7, class: "name " + (row.kind || "") }, row.name));
     if (row.kind) svg.append(make("path", { d: `M${left - .14} ${top + i + .06}v.88`, class: "rail " + row.kind }));
     row.values.forEach((value, j) => {
       const shade = value === null ? "later" : value > 0 ? "p" : value < 0 ? "n" : "z";
@@ -29,7 +30,8 @@ function grid(rows, columns, options) {
 
 const kindOf = value => value === undefined ? "" : value > 1 - 1e-3 ? "memory" : Math.abs(value) < 1e-3 ? "forget" : "between";
 const ORDER = { memory: 0, between: 1, forget: 2, "": 0 };
-const cellSize = n => Math.max(7, Math.min(17, Math.floor(520 / n)));
+// Large enough for a name beside each row; of very many rows, every fifth has its name.
+const cellSize = n => n > MANY ? 8 : Math.max(13, Math.min(17, Math.floor(520 / n)));
 
 function compute() {
   trace = runOver(network, xs);
@@ -41,7 +43,7 @@ function compute() {
 
 function drawStates() {
   const layers = trace[0].layers.length;
-  const heads = xs.map((_, t) => String(t + 1)), box = $("states");
+  const heads = xs.map((_, t) => String(t)), box = $("states");
   box.replaceChildren();
   for (let layer = 0; layer < layers; layer++) {
     const states = trace.map(made => made.layers[layer]);
@@ -55,9 +57,9 @@ function drawStates() {
     const told = i => kinds[i] ? `, λ = ${number(lambdas[i])}` : "";
     const map = grid(rows, xs.length, {
       heads, current: at - 1, cell: cellSize(rows.length), label: layers > 1 ? `Hidden state of layer ${layer + 1}` : "Hidden state",
-      tips: (i, t, value) => `h${order[i] + 1}${told(order[i])}\nstep ${t + 1}: ${number(value)}`,
+      tips: (i, t, value) => `h${order[i] + 1}${told(order[i])}\nstep ${t}: ${number(value)}`,
     });
-    const parts = [make("figure", {}, make("figcaption", {}, layers > 1 ? `layer ${layer + 1}, over the steps` : "over the steps"), map)];
+    const parts = [make("figure", {}, make("figcaption", {}, (layers > 1 ? `layer ${layer + 1}: ` : "") + `${rows.length} numbers, over the steps`), map)];
     if (trace[0].input) {
       const names = ["W_m x̃", "W_x x̃", "product"], now = trace[at - 1].input;
       const steps = order.map(i => ({ values: now.map(branch => branch[i]), scale: 1 }));
@@ -117,7 +119,7 @@ function drawCurves() {
     if (attention) group.append(line(attended.map(made => made.y[i]), "line shadow"));
     ours.forEach((value, t) => {
       const dot = make("circle", { cx: x(t), cy: y(value), r: t === at - 1 ? 4 : 2.2 });
-      dot.dataset.tip = `y${i + 1} at step ${t + 1}: ${number(value)}` + (attention ? `\nattention: ${number(attended[t].y[i])}` : "");
+      dot.dataset.tip = `y${i + 1} at step ${t}: ${number(value)}` + (attention ? `\nattention: ${number(attended[t].y[i])}` : "");
       group.append(dot);
     });
     svg.append(group);
@@ -143,7 +145,7 @@ function drawAttention() {
     });
     const shown = xs.map((_, s) => s < at ? weights[s] : null);
     const looks = grid([{ values: shown, scale: largest(weights) }], xs.length, {
-      heads: xs.map((_, t) => String(t + 1)), current: at - 1, cell: 20, label: "Attention paid to each step", tips: (i, s, value) => `key of step ${s + 1} · query of step ${at}: ${number(value)}` });
+      heads: xs.map((_, t) => String(t)), current: at - 1, cell: 20, label: "Attention paid to each step", tips: (i, s, value) => `key of step ${s} · query of step ${at - 1}: ${number(value)}` });
     if (now.state.length > 1) box.append(make("h3", {}, `head ${h + 1}`));
     box.append(make("div", { class: "scroll side" },
       strip("value", now.values[h], attended.flatMap(made => made.values[h])), strip("key", now.keys[h], attended.flatMap(made => made.keys[h])),
@@ -155,14 +157,14 @@ function drawAttention() {
 function drawInputs() {
   const head = make("tr", {}, make("th", { scope: "col" }, ""));
   xs.forEach((_, t) => {
-    const jump = make("button", { type: "button", "aria-label": `Go to step ${t + 1}` }, String(t + 1));
+    const jump = make("button", { type: "button", "aria-label": `Go to step ${t}` }, String(t));
     jump.addEventListener("click", () => goTo(t + 1));
     head.append(make("th", { scope: "col", "data-t": t }, jump));
   });
   const rows = xs[0].map((_, i) => {
     const row = make("tr", {}, make("th", { scope: "row" }, "x" + (i + 1)));
     xs.forEach((x, t) => {
-      const field = make("input", { type: "number", step: "any", value: x[i], "aria-label": `x${i + 1} at step ${t + 1}` });
+      const field = make("input", { type: "number", step: "any", value: x[i], "aria-label": `x${i + 1} at step ${t}` });
       field.addEventListener("input", () => {
         const value = field.value.trim() === "" ? NaN : Number(field.value);
         field.setAttribute("aria-invalid", String(!Number.isFinite(value)));
@@ -176,7 +178,7 @@ function drawInputs() {
 }
 
 function draw() {
-  $("step").max = xs.length; $("step").value = at; $("at").textContent = `step ${at} of ${xs.length}`;
+  $("step").max = xs.length - 1; $("step").value = at - 1; $("at").textContent = `step ${at - 1} of 0 to ${xs.length - 1}`;
   for (const cell of document.querySelectorAll("#edit [data-t]")) cell.classList.toggle("now", Number(cell.dataset.t) === at - 1);
   showTip(null);
   drawStates(); drawProducts(); drawNumbers(); drawCurves(); drawAttention();
@@ -195,7 +197,7 @@ function play(on) {
   playing = on ? setInterval(() => goTo(at === xs.length ? 1 : at + 1), 800) : null;
   $("play").setAttribute("aria-pressed", String(on)); $("play").textContent = on ? "stop" : "play";
 }
-$("step").addEventListener("input", () => goTo(Number($("step").value)));
+$("step").addEventListener("input", () => goTo(Number($("step").value) + 1));
 $("back").addEventListener("click", () => goTo(at - 1));
 $("on").addEventListener("click", () => goTo(at + 1));
 $("play").addEventListener("click", () => play(!playing));
@@ -211,7 +213,7 @@ $("first").addEventListener("click", () => setInputs(data.xs));
 const view = mapView($("map"), data.map, { onStep: t => goTo(t + 1) });
 compute(); drawInputs(); draw();
 window.underhood = {
-  inputs: () => xs.map(x => [...x]), setInputs, step: () => at, goTo,
+  inputs: () => xs.map(x => [...x]), setInputs, step: () => at - 1, goTo: step => goTo(step + 1),
   outputs: () => trace.map(made => [...made.y]), attention: () => attention ? attended.map(made => [...made.y]) : null,
   states: () => trace.map(made => made.layers), map: () => data.xs.map((_, t) => view.map().values(t)),
 };

@@ -17,7 +17,7 @@ const shortened = text => (text.length > 14 ? text.slice(0, 13) + "…" : text);
 
 function mapView(root, data, { onStep, caption = "" }) {
   const maps = data.maps.map(unpacked), length = data.gaps.length, tokens = data.tokens;
-  const nameOf = t => `step ${t + 1}` + (tokens ? ` ‘${tokens[t]}’` : "");
+  const nameOf = t => `step ${t}` + (tokens ? ` ‘${tokens[t]}’` : "");
   const which = make("select", { "aria-label": "Map" }), scaled = make("select", { "aria-label": "Colours relative to" });
   maps.forEach((map, i) => which.append(make("option", { value: i }, map.name)));
   for (const [value, text] of [["map", "largest of the map"], ["row", "largest of each row"]]) scaled.append(make("option", { value }, text));
@@ -76,8 +76,8 @@ function mapView(root, data, { onStep, caption = "" }) {
   function paintAxes(style) {
     const { px, ratio, left, top, side, cell, label } = place, count = seen(), named = cell >= px(NAMED);
     const ticks = [1, 2, 5, 10, 20, 50, 100, 200, 500].find(one => one * cell >= px(26)) || 1000;
-    const text = t => (tokens && named ? shortened(tokens[t]) : String(t + 1));
-    const wanted = t => (tokens && named) || (named && cell >= px(18)) || (t + 1) % ticks === 0 || (ticks > 1 && t === 0);
+    const text = t => (tokens && named ? shortened(tokens[t]) : String(t));
+    const wanted = t => (tokens && named) || (named && cell >= px(18)) || t % ticks === 0;
     context.font = font(ratio); context.textBaseline = "middle";
     for (let i = 0; i < count; i++) {
       const middle = (i + .5) * cell;

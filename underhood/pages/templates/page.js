@@ -86,13 +86,13 @@ for (const button of document.querySelectorAll("[data-toggle]")) button.addEvent
 function showRows(button) {
   for (const other of document.querySelectorAll("[data-show]")) other.setAttribute("aria-pressed", String(other === button));
   const show = button.dataset.show;
-  for (const body of document.querySelectorAll("#rows tbody")) {
+  for (const table of document.querySelectorAll("#rows table")) {
     let left = 0;
-    for (const row of body.querySelectorAll("tr[data-met]")) {
+    for (const row of table.querySelectorAll("tr[data-met]")) {
       row.hidden = (show === "paper" && row.dataset.paper === "0") || (show === "open" && row.dataset.met === "1");
       left += row.hidden ? 0 : 1;
     }
-    body.hidden = left === 0;
+    table.parentElement.hidden = left === 0;
   }
 }
 for (const button of document.querySelectorAll("[data-show]")) {
