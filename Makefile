@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Two processes of one thread each do twice the work of one process with two threads. Whoever is idle takes over tests.
 PYTEST := $(THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help reproduce results test test-all test-versions lint types pytest docs numbers bench torture clean
+.PHONY: help reproduce results report-pdf dist test test-all test-versions lint types pytest docs numbers bench torture clean
 help:
 	@echo "make reproduce      the paper's tables and figures, quick budget, into $(OUT)/quick; ARTIFACTS='table1 figure2' for some"
 	@echo "make results        the same, kept: results/quick and the numbers in README and docs"
@@ -19,6 +19,8 @@ help:
 	@echo "make test-all       the same, with repetition at further sizes and seeds"
 	@echo "make test-versions  fast tests with the lowest and the newest dependencies, on Python 3.11, 3.12 and 3.13"
 	@echo "make docs           the documentation (docs/_build/html)"
+	@echo "make report-pdf     the technical report, from results/ alone (report.pdf)"
+	@echo "make dist           sdist and wheel, checked, and used in an empty environment (dist/)"
 	@echo "make numbers        numbers in README and docs, filled in from results/"
 	@echo "make bench          measured ratios, written to results/bench"
 	@echo "make torture        tries to break it, up to 20 minutes, written to results/torture.json"
@@ -34,7 +36,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[dev,distributed,docs,onnx,oracles,torch]'
+	$(PIP) --editable '.[dev,dist,distributed,docs,onnx,oracles,torch]'
 	@touch $(VENV)/.installed $@
 
 # Exit code 1 says that a row is not met: the table shows which, and the figures are made all the same.
@@ -77,6 +79,13 @@ test-versions:
 # Warnings are errors, and nothing is fetched: the reference is made from the code, the theme is installed.
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+# Every number and figure of it comes from results/; nothing is run.
+report-pdf: $(VENV)/.installed-dev
+	$(BIN)/python docs/report/make.py report.pdf
+
+dist: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.dist
 
 numbers: $(VENV)/.installed-dev
 	$(BIN)/python docs/fill_numbers.py

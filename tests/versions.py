@@ -26,12 +26,12 @@ FAST = (
     "attention",
     "architectures/test_conformance.py",
     "commands/test_cli.py",
-    "construct/test_forms.py",
-    "data",
-    "report/test_html.py",
-    "storage",
-    "sweep/test_spec.py",
-    "sweep/test_store.py",
+    "compiler/test_forms.py",
+    "core/test_files.py",
+    "pages/test_html.py",
+    "sweeps/test_spec.py",
+    "sweeps/test_store.py",
+    "training/tasks",
     "test_install.py",
 )
 BOUND = re.compile(r"([\w-]+)>=([\w.]+)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from underhood.pages.appearance import INK, SERIES, look_of
 
 WIDTH, HEIGHT = 480, 330
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 14, 46
+ABOVE = 40  # further room for the names of marks
 LARGEST_PANEL = 20_000  # cells; beyond it a page is slow and a cell is smaller than a dot
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 BANDS = 3  # curves that may have a shaded band each before bands hide one another
@@ -70,7 +72,7 @@ def chart_svg(chart: dict[str, Any], label: str) -> Markup:
     xs = [point[0] for points in curves for point in points] + [x for _, x in marks]
     ys = [value for points in curves for point in points for value in point[1:]] + [y for _, y in levels]
     across = Axis.over(xs, LEFT, WIDTH - RIGHT, log_x)
-    up = Axis.over(ys, HEIGHT - BOTTOM, TOP, log_y)
+    up = Axis.over(ys, HEIGHT - BOTTOM, TOP + (ABOVE if marks else 0), log_y)
     places = sorted({point[0] for points in curves for point in points})
     few = chart.get("joined", True) and len(places) <= FEW
     parts = [_grid([(x, _number(x)) for x in places] if few else across.ticks(), across, up, chart)]
@@ -163,7 +165,7 @@ def _grid(places: list[tuple[float, str]], across: Axis, up: Axis, chart: dict[s
     floor, parts = HEIGHT - BOTTOM, []
     for value, text in places:
         x = across(value)
-        parts.append(Markup('<path class="grid" d="M{} {}V{}"/>').format(x, TOP, floor))
+        parts.append(Markup('<path class="grid" d="M{} {}V{}"/>').format(x, up.end, floor))
         # A long number at the right end would be cut off.
         anchor = "end" if x > WIDTH - RIGHT - 4 and len(text) > 3 else "middle"
         parts.append(
@@ -176,11 +178,11 @@ def _grid(places: list[tuple[float, str]], across: Axis, up: Axis, chart: dict[s
             Markup('<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>').format(LEFT - 6, y + 4, text)
         )
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(Markup('<path class="axis" d="M{} {}V{}H{}"/>').format(LEFT, TOP, floor, WIDTH - RIGHT))
+    parts.append(Markup('<path class="axis" d="M{} {}V{}H{}"/>').format(LEFT, up.end, floor, WIDTH - RIGHT))
     name = Markup('<text class="label" x="{}" y="{}" text-anchor="middle">{}</text>')
     parts.append(name.format(middle, HEIGHT - 8, chart.get("x_label", "")))
     turned = Markup('<text class="label" transform="translate(14 {}) rotate(-90)" text-anchor="middle">{}</text>')
-    parts.append(turned.format((TOP + floor) / 2, chart.get("y_label", "")))
+    parts.append(turned.format((up.end + floor) / 2, chart.get("y_label", "")))
     return Markup("").join(parts)
 
 
@@ -189,9 +191,11 @@ def _lines(marks: list[Any], levels: list[Any], cloud: list[Any], across: Axis, 
     floor, parts = HEIGHT - BOTTOM, []
     for name, value in marks:
         x = across(value)
-        parts.append(Markup('<path class="mark" d="M{} {}V{}"/>').format(x, TOP, floor))
-        text = Markup('<text class="note" transform="translate({} {}) rotate(-90)" text-anchor="end">{}</text>')
-        parts.append(text.format(x - 4, TOP + 3, name))
+        parts.append(Markup('<path class="mark" d="M{} {}V{}"/>').format(x, up.end, floor))
+        lines = textwrap.wrap(name, 11)  # above the panel, where no curve runs through them
+        for above, line in enumerate(reversed(lines)):
+            text = Markup('<text class="note" x="{}" y="{}" text-anchor="middle">{}</text>')
+            parts.append(text.format(x, up.end - 5 - 11 * above, line))
     for name, value in levels:
         y = up(value)
         parts.append(Markup('<path class="level" d="M{} {}H{}"/>').format(LEFT, y, WIDTH - RIGHT))
