@@ -13,9 +13,9 @@ import pytest
 
 from tests.sweeps.specs import numbers, sweep
 from underhood.core.errors import UnderhoodError
-from underhood.sweeps.sweep import run_sweep
 from underhood.sweeps.cluster import Tls, require_address, run_on_cluster
 from underhood.sweeps.store import results
+from underhood.sweeps.sweep import run_sweep
 
 pytest.importorskip("distributed", reason="the extra `distributed` is not installed")
 

@@ -17,12 +17,11 @@ from underhood.commands.rows import print_rows
 from underhood.core.errors import UnderhoodError
 from underhood.core.files import load
 from underhood.core.model import make_model
-from underhood.sweeps.sweep import Teller
 from underhood.sweeps import local
-from underhood.sweeps.sweep import run_sweep
 from underhood.sweeps.job import jobs_of, run_job
 from underhood.sweeps.spec import parse
 from underhood.sweeps.store import Store, results
+from underhood.sweeps.sweep import Teller, run_sweep
 from underhood.training.config import FitConfig
 from underhood.training.runs import fit
 from underhood.training.tasks.task import TASKS

@@ -14,9 +14,7 @@ from typing import Any
 
 import underhood
 from underhood.core.errors import UnderhoodError
-from underhood.sweeps.job import Result
-from underhood.sweeps.job import failures
-from underhood.sweeps.job import run_job
+from underhood.sweeps.job import Result, failures, run_job
 
 PATIENCE = 60.0  # seconds without a scheduler before giving up
 RETRIES = 3

@@ -14,16 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from underhood.training.tasks.task import HELD_OUT
-from underhood.training.tasks.task import VALIDATION
-from underhood.training.tasks.task import AbstractTask
-from underhood.training.tasks.task import draw
-from underhood.core.errors import UnderhoodError
-from underhood.core.errors import one_line
+from underhood.core.errors import UnderhoodError, one_line
 from underhood.core.memory import NotEnoughMemory
-from underhood.core.model import AbstractModel
-from underhood.core.model import make_model
+from underhood.core.model import AbstractModel, make_model
 from underhood.sweeps.spec import RunSpec
+from underhood.training.tasks.task import HELD_OUT, VALIDATION, AbstractTask, draw
 
 PAIRED = 65_536  # tasks on which a network and the optimal prediction are compared
 
@@ -89,8 +84,7 @@ def failures(job: dict[str, Any], reason: str, *, own: bool) -> list[Result]:
 def _first_order(runs: list[RunSpec], job: dict[str, Any], folder: Path | None) -> list[Result]:
     from underhood.training.config import FitConfig
     from underhood.training.population import Member
-    from underhood.training.room import require_room
-    from underhood.training.room import shape_of
+    from underhood.training.room import require_room, shape_of
     from underhood.training.runs import fit_population
 
     one, task = runs[0], runs[0].make_task()
@@ -129,8 +123,7 @@ def _second_order(run: RunSpec, job: dict[str, Any]) -> Result:
     A wide network is solved for first and then reduced exactly. Where that comes out no wider than asked for, it is
     the answer; else neurons are taken away, and what is left is trained on.
     """
-    from underhood.training.second_order.on_task import fit_task
-    from underhood.training.second_order.on_task import held_out_loss
+    from underhood.training.second_order.on_task import fit_task, held_out_loss
 
     task, pre_readout = run.make_task(), run.pre_readout or run.hidden
     wide = run.model_copy(update={"hidden": 2, "pre_readout": None, "probe": False})
@@ -147,8 +140,8 @@ def _second_order(run: RunSpec, job: dict[str, Any]) -> Result:
 @functools.lru_cache(maxsize=8)
 def _reduced(spec: str) -> tuple[Any, float]:
     """The smallest network of a solution at full width, whatever the run's own; None where none was found."""
-    from underhood.training.second_order.on_task import fit_task
     from underhood.decompiler.decompile import decompile
+    from underhood.training.second_order.on_task import fit_task
 
     run = RunSpec.model_validate_json(spec)
     task = run.make_task()

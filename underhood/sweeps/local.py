@@ -15,9 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from underhood.sweeps.job import Result
-from underhood.sweeps.job import failures
-from underhood.sweeps.job import run_job
+from underhood.sweeps.job import Result, failures, run_job
 
 ATTEMPTS = 3  # of a job whose worker dies: killed for want of memory, say
 ONE_THREAD = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")

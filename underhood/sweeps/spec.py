@@ -22,14 +22,12 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt
 
-from underhood.training.tasks.make import make_task
-from underhood.training.tasks.make import task_settings
-from underhood.training.tasks.task import AbstractTask
-from underhood.core.errors import UnderhoodError
-from underhood.training.config import LARGEST_RATE
-from underhood.training.config import FitConfig
-from underhood.core.model import ARCHITECTURES
 from underhood.core.atomic import read_bytes
+from underhood.core.errors import UnderhoodError
+from underhood.core.model import ARCHITECTURES
+from underhood.training.config import LARGEST_RATE, FitConfig
+from underhood.training.tasks.make import make_task, task_settings
+from underhood.training.tasks.task import AbstractTask
 
 MOST_RUNS = 1_000_000
 MOST_BYTES = 64 * 2**20

@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from underhood.core.atomic import read_bytes, write_atomically
 from underhood.core.errors import UnderhoodError
 from underhood.core.extras import require
-from underhood.training.folder import listed
-from underhood.core.atomic import read_bytes
-from underhood.core.atomic import write_atomically
 from underhood.core.lock import locked
+from underhood.training.folder import listed
 
 RESULTS, SPEC = "results.jsonl", "spec.json"
 

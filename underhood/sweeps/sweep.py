@@ -11,20 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from underhood.core.errors import UnderhoodError
-from underhood.training.folder import differences
-from underhood.sweeps.cluster import Tls
-from underhood.sweeps.cluster import require_address
-from underhood.sweeps.cluster import run_on_cluster
-from underhood.sweeps.job import Result
-from underhood.sweeps.job import jobs_of
-from underhood.sweeps.job import work_of
+from underhood.sweeps.cluster import Tls, require_address, run_on_cluster
+from underhood.sweeps.job import Result, jobs_of, work_of
 from underhood.sweeps.local import run_here
-from underhood.sweeps.spec import RunSpec
-from underhood.sweeps.spec import Sweep
-from underhood.sweeps.spec import parse
-from underhood.sweeps.spec import read_spec
-from underhood.sweeps.store import SPEC
-from underhood.sweeps.store import Store
+from underhood.sweeps.spec import RunSpec, Sweep, parse, read_spec
+from underhood.sweeps.store import SPEC, Store
+from underhood.training.folder import differences
 
 # Called with (runs that are done, runs of the sweep, record of the last) as each run ends.
 Watcher = Callable[[int, int, dict[str, Any]], Any]
