@@ -24,12 +24,15 @@ def sound() -> dict[str, Files]:
 
     found: dict[str, Files] = {}
     for bridge in BRIDGES.values():
-        if bridge.model_type is None:
+        if not bridge.model_types:
             continue
         model = uh.make_model(bridge.kind.removesuffix("-cell"), 2, hidden=4, layers=LAYERS)
-        weights, config = {}, {"model_type": bridge.model_type, "num_hidden_layers": LAYERS}
-        for layer, cell in enumerate(model.cells):
-            settings, tensors = bridge.write(cell)
+        weights, config = {}, {"model_type": bridge.model_types[0], "num_hidden_layers": LAYERS}
+        try:
+            written = [bridge.write(cell) for cell in model.cells]
+        except uh.UnderhoodError:  # a class with an option that models made by name don't have
+            continue
+        for layer, (settings, tensors) in enumerate(written):
             config |= {name: value for name, value in settings.items() if name in bridge.defaults}
             prefix = bridge.prefixes[0].format(layer=layer)
             weights |= {prefix + name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}

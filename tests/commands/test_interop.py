@@ -135,6 +135,9 @@ def test_a_file_or_a_folder_says_its_kind_itself(tmp_path, monkeypatch, capsys):
     assert np.array_equal(uh.load("back")(xs), uh.load("rnn")(xs))
     capsys.readouterr()
     safetensors.torch.save_file(torch.nn.LSTM(2, 3).state_dict(), "w")
+    assert main(["import", "w", "--out", "lstm", "--json"]) == 0  # four gates
+    assert json.loads(capsys.readouterr().out)["kind"] == "lstm-cell"
+    safetensors.torch.save_file({"w": torch.ones(3, 3)}, "w")
     assert main(["import", "w", "--out", "new"]) == 2
     assert "w does not say what its weights are. Use --kind, one of" in capsys.readouterr().err
     (tmp_path / "folder").mkdir()

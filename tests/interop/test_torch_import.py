@@ -140,7 +140,7 @@ def refusals():
     yield "no hh", {k: v for k, v in state.items() if "weight_hh" not in k}, "lstm", "is there without rnn.weight_hh_l0"
     yield "bias", {**state, "rnn.bias_hh_l0": np.ones(7)}, "lstm", "bias_hh_l0 of shape (20,)"
     yield "transposed", {**state, "rnn.weight_ih_l0": state["rnn.weight_ih_l0"].T}, "lstm", "(4·n, inputs)"
-    yield "readout", {**state, "readout.weight": np.ones((3, 9))}, "lstm", "readout.weight of shape"
+    yield "readout", {**state, "readout.weight": np.ones((3, 9))}, "lstm", "of readout"
     yield "extra", {**state, "norm.weight": np.ones(3)}, "lstm", "norm.weight (3,)"
     yield "missing layer", {**state, "rnn.weight_ih_l2": np.ones((20, 5))}, "lstm", "rnn.weight_ih_l2"
     both = net(bidirectional=True)["rnn"].state_dict()

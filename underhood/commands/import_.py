@@ -8,36 +8,38 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
-from underhood.commands.output import DONE, print_json, print_table
+from underhood.commands.output import DONE, note, print_json, print_table
 from underhood.core.errors import UnderhoodError
 
 if TYPE_CHECKING:
-    from underhood.core.model import AbstractModel
+    from underhood.interop.read import Reading
 
 OF_FILES = ("kind", "part", "heads", "embedding", "readout")  # flags that say what a file does not
 
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """Read a torch state dict, attention weights, or a layer of a checkpoint folder, and write a model.
+    """Read weights of another program, or a layer of a checkpoint folder, and write a model.
 
-    Reads safetensors and .npz; .pt only as weights: a pickle that would run code is refused and does not run. Of a
-    folder in transformers' format it reads config.json and the safetensors of one layer, and runs no code.
+    Reads safetensors, .npz, Keras's .h5 and .keras, the recurrent operators of .onnx, and .pt or .bin as weights: a
+    pickle that would run code is refused and does not run. Of a folder in the format of transformers or mamba_ssm it
+    reads config.json and the tensors of one layer, and runs no code.
     """
 
     name: ClassVar[str] = "import"
 
     weights: Annotated[Path, tyro.conf.Positional]
-    """File with named tensors (safetensors, .pt or .npz), or checkpoint folder in transformers' format."""
+    """File with weights, or checkpoint folder."""
     out: Path
     """File to write (safetensors)."""
     kind: str | None = None
-    """Kind of the model in a file, such as lstm or gru (torch's), gated-rnn or attention; an unknown name lists all.
-    What `underhood export` wrote says it itself."""
+    """Kind of the model in a file, such as lstm, gru or attention; an unknown name lists all. Without it, names are
+    guessed, shapes confirm them, and what was read as what is printed."""
     layer: int | None = None
     """Layer of a checkpoint folder, from 0 on."""
     part: str = ""
-    """Prefix of the tensors to read, or entry of the file that holds them."""
+    """Prefix of the tensors to read, or entry of the file that holds them; several in order, embedding,rnn_1,rnn_2,
+    make a stack."""
     heads: int = 1
     """Heads that the rows of attention matrices are split into."""
     embedding: str = "embedding"
@@ -54,29 +56,29 @@ class Import:
         from underhood.core.outputs import MODEL, require_outputs
 
         require_outputs((self.out, MODEL), inputs=(self.weights,), force=self.force)
-        model = self._of_folder() if self.weights.is_dir() else self._of_file()
+        found = self._reading()
         said = {name: getattr(self, name) for name in ("kind", "layer") if getattr(self, name) is not None}
-        save(model, self.out, provenance={"command": "import", "weights": self.weights.name, **said})
-        payload = {"kind": model.kind, **sizes_of(model), "out": str(self.out)}
-        print_json(payload) if self.json else print_table(f"{self.weights.name} → {model.kind}", payload)
+        save(found.model, self.out, provenance={"command": "import", "weights": self.weights.name, **said})
+        payload = {"kind": found.model.kind, **sizes_of(found.model), "out": str(self.out)}
+        guessed = {"read_as": found.mapping, "left_out": list(found.left_out)} if found.remark else {}
+        if self.json:
+            print_json({**payload, **guessed})
+            return DONE
+        if found.remark:
+            note(found.remark)
+        print_table(f"{self.weights.name} → {found.model.kind}", payload)
         return DONE
 
-    def _of_folder(self) -> AbstractModel:
-        from underhood.interop.checkpoints import from_pretrained
+    def _reading(self) -> Reading:
+        from underhood.interop.read import reading
 
-        for name in OF_FILES:
-            if getattr(self, name) != getattr(type(self), name):
-                what = f"--{name} is for files: config.json of a folder says what its layers are"
-                raise UnderhoodError(what, remedy="Leave it out.")
-        if self.layer is None:
-            raise UnderhoodError(f"{self.weights} is a folder of many layers", remedy="Use --layer 0.")
-        return from_pretrained(self.weights, self.layer)
-
-    def _of_file(self) -> AbstractModel:
-        from underhood.interop.read import import_model
-
-        if self.layer is not None:
-            raise UnderhoodError(
-                "expected a checkpoint folder with --layer", f"the file {self.weights}", "Leave it out."
-            )
-        return import_model(self.weights, **{name: getattr(self, name) for name in OF_FILES})
+        given = {name: getattr(self, name) for name in OF_FILES}
+        if self.weights.is_dir():
+            for name, value in given.items():
+                if value != getattr(type(self), name):
+                    what = f"--{name} is for files: config.json of a folder says what its layers are"
+                    raise UnderhoodError(what, remedy="Leave it out.")
+        elif self.layer is not None:
+            got = f"the file {self.weights}"
+            raise UnderhoodError("expected a checkpoint folder with --layer", got, "Leave it out.")
+        return reading(self.weights, layer=self.layer, **given)

@@ -10,19 +10,25 @@ import contextlib
 import operator
 import os
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+import ml_dtypes
+import numpy as np
 import safetensors
 
 from underhood.core.atomic import special_file
 from underhood.core.errors import UnderhoodError
 from underhood.interop.bridges import Bridge
 from underhood.interop.config import CONFIG, bridge_for, json_object, read_config, read_layer
-from underhood.interop.tensors import Tensors, as_float
+from underhood.interop.readers import read_file
+from underhood.interop.tensors import Tensors, as_float, printable
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+FLOAT8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 LONGEST_NAME = 200  # of a file
 
 
@@ -118,8 +124,10 @@ def places_of(folder: Path) -> dict[str, str]:
     if _is_file(folder / WHOLE):
         with open_tensors(folder / WHOLE) as file:
             return dict.fromkeys(file.keys(), WHOLE)
-    index = folder / INDEX
-    if not _is_file(index):
+    if _is_file(folder / PICKLED) and not _is_file(folder / INDEX):
+        return dict.fromkeys(read_file(folder / PICKLED).tensors, PICKLED)
+    index = next((folder / name for name in (INDEX, PICKLED_INDEX) if _is_file(folder / name)), None)
+    if index is None:
         raise UnderhoodError(f"no {WHOLE} and no {INDEX} in {folder}", remedy="Save the model with safetensors.")
     places = json_object(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
@@ -133,8 +141,27 @@ def places_of(folder: Path) -> dict[str, str]:
 def read_named(path: Path, names: dict[str, str]) -> Tensors:
     if not _is_file(path):
         raise UnderhoodError(f"no such file: {path}", remedy=f"{INDEX} names it.")
+    if path.suffix == ".bin":
+        tensors = read_file(path).tensors
+        missing = [name for name in names.values() if name not in tensors]
+        if missing:
+            raise UnderhoodError(f"{path}: no tensor {printable(missing[0])}", remedy=f"{PICKLED_INDEX} names it.")
+        return {short: tensors[name] for short, name in names.items()}
     with open_tensors(path) as file:
-        return {short: file.get_tensor(name) for short, name in names.items()}
+        return {short: _tensor(path, file, name) for short, name in names.items()}
+
+
+def _tensor(path: Path, file: Any, name: str) -> Any:
+    """A tensor of the file; the library has no NumPy form of float8, so its bytes are read here."""
+    dtype = FLOAT8.get(file.get_slice(name).get_dtype())
+    if dtype is None:
+        return file.get_tensor(name)
+    with path.open("rb") as raw:
+        (length,) = struct.unpack("<Q", raw.read(8))
+        entry = json.loads(raw.read(length))[name]
+        start, end = entry["data_offsets"]
+        raw.seek(8 + length + start)
+        return np.frombuffer(raw.read(end - start), dtype).reshape(entry["shape"])
 
 
 @contextlib.contextmanager

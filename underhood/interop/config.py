@@ -44,6 +44,23 @@ ELSEWHERE = re.compile(
 )
 
 
+# What mamba_ssm calls the settings of its layers → what transformers does.
+_COMMON = {"d_state": "state_size", "d_conv": "conv_kernel", "expand": "expand", "bias": "use_bias"}
+_COMMON |= {"conv_bias": "use_conv_bias"}
+MAMBA_SSM = {
+    "Mamba1": {"model_type": "mamba", **_COMMON, "dt_rank": "time_step_rank"},
+    "Mamba2": {
+        "model_type": "mamba2",
+        **_COMMON,
+        "headdim": "head_dim",
+        "ngroups": "n_groups",
+        "dt_limit": "time_step_limit",
+        "rmsnorm": "rms_norm",
+        "chunk_size": "chunk_size",
+    },
+}
+
+
 class Watched(dict[str, Any]):
     """Settings that remember which of them were read."""
 
@@ -78,10 +95,48 @@ def bridge_for(path: Path, config: Mapping[str, Any]) -> Bridge:
 def read_config(path: Path) -> dict[str, Any]:
     """The configuration of the text model, in the words of transformers."""
     config = json_object(path)
+    if "model_type" not in config and "d_model" in config and "n_layer" in config:
+        return _of_mamba_ssm(path, config)
     inner = config.get("text_config")
     if isinstance(inner, dict) and isinstance(inner.get("model_type"), str):
         return inner
     return config
+
+
+def _of_mamba_ssm(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration that mamba_ssm writes, in the words of transformers."""
+    layer = config.get("ssm_cfg") or {}
+    if not isinstance(layer, dict):
+        raise UnderhoodError(f"{path}: expected ssm_cfg to be a JSON object", type(layer).__name__)
+    left = dict(layer)
+    kind = left.pop("layer", "Mamba1")
+    names = MAMBA_SSM.get(kind) if isinstance(kind, str) else None
+    if names is None:
+        raise UnderhoodError(f"{path}: expected the layer Mamba1 or Mamba2 in ssm_cfg", repr(kind))
+    hidden, expand = config["d_model"], layer.get("expand", 2)
+    full = {"model_type": names["model_type"], "hidden_size": hidden, "num_hidden_layers": config["n_layer"]}
+    if kind == "Mamba2":
+        size = layer.get("headdim", 64)
+        counts = all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in (hidden, expand, size))
+        full |= {"state_size": 128, "n_groups": 1, "head_dim": size}
+        full |= {"num_heads": expand * hidden // size} if counts else {}
+    full |= {names[name]: left.pop(name) for name in list(left) if name in names}
+    known = {"d_model", "n_layer", "ssm_cfg", "vocab_size", "rms_norm", "residual_in_fp32", "fused_add_norm"}
+    known |= {"pad_vocab_size_multiple", "tie_embeddings", "attn_layer_idx", "attn_cfg", "d_intermediate"}
+    others = {name: value for name, value in config.items() if name not in known}
+    return {**full, **{f"ssm_cfg.{name}": value for name, value in left.items()}, **others}
+
+
+def config_beside(path: Any) -> tuple[Path, dict[str, Any]] | None:
+    """The config.json in a file's folder, where it is one of a model."""
+    beside = Path(path).absolute().parent / CONFIG
+    try:
+        if not beside.is_file():
+            return None
+    except OSError:
+        return None
+    config = read_config(beside)
+    return (beside, config) if isinstance(config.get("model_type"), str) else None
 
 
 def with_defaults(bridge: Bridge, config: Mapping[str, Any]) -> dict[str, Any]:

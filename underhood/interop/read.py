@@ -5,52 +5,255 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from underhood.architectures.stack.cell import Stack
 from underhood.core.arrays import DType
+from underhood.core.atomic import special_file
 from underhood.core.errors import UnderhoodError
 from underhood.core.files import from_tensors
 from underhood.interop.attention_weights import attention_from
 from underhood.interop.bridges import BRIDGES, Bridge
+from underhood.interop.checkpoints import from_pretrained
+from underhood.interop.config import config_beside, read_layer
 from underhood.interop.own_names import ATTENTION, described_kind, kinds, names_of, structure_of
-from underhood.interop.readers import read_state_dict
+from underhood.interop.readers import Source, read_file
 from underhood.interop.recurrent import RECURRENT, Found, layers_in
-from underhood.interop.tensors import Tensors, listed, part_of
+from underhood.interop.tensors import Tensors, listed, part_of, printable
 from underhood.interop.torch_names import trimmed
 from underhood.layers.linear import Linear
 
 
-def import_model(
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A model, and how it came out of the file."""
+
+    model: Any
+    mapping: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Part of the model → what it was read from, where names were guessed and shapes confirmed them."""
+    left_out: tuple[str, ...] = ()
+    """What else the file holds."""
+
+    @property
+    def remark(self) -> str:
+        """One line on what was guessed and left out; empty where nothing was."""
+        said = "; ".join(f"{ours}: {theirs}" for ours, theirs in self.mapping.items())
+        left = f" Left out: {', '.join(self.left_out[:8])}{' …' * (len(self.left_out) > 8)}." if self.left_out else ""
+        return f"Read by shapes, {said}.{left}" if said or left else ""
+
+
+def read(
     path: str | os.PathLike[str],
-    kind: str | None = None,
     *,
+    kind: str | None = None,
     part: str = "",
+    layer: int | None = None,
     heads: int = 1,
     embedding: str = "embedding",
     readout: str = "readout",
 ) -> Any:
-    """A model of underhood from a file of another program's, read by `read_state_dict`.
+    """A model out of any file or folder with recurrent weights or attention; the same as `underhood import`.
 
-    Without a `kind`, it is the one that our own export wrote beside the tensors.
+    Reads safetensors, torch's .pt and .bin (tensors only: no code of a pickle runs), NumPy's .npz, Keras's .h5 and
+    .keras, the LSTM, GRU and RNN operators of ONNX files, what `underhood export` wrote, and checkpoint folders.
+    Narrow floats widen exactly. A config.json beside the file is believed.
+
+    **Arguments:**
+
+    - `path`: the file, or a checkpoint folder in the format of transformers or mamba_ssm.
+    - `kind`: of the model in a file, such as "lstm" or "mamba", where neither it nor the shapes tell.
+    - `part`: prefix of the tensors to read. Several names in order, "embedding,rnn_1,rnn_2", make a stack.
+    - `layer`: of a checkpoint folder, from 0 on.
+    - `heads`: that the rows of attention matrices are split into.
+    - `embedding`, `readout`: names of the linear maps before and after a recurrent layer, with `kind`.
+
+    **Returns:**
+
+    The model. Where names had to be guessed, a warning says what was read as what, and what was left out; an
+    `UnderhoodError` says what is in the way where nothing fits.
     """
+    found = reading(path, kind=kind, part=part, layer=layer, heads=heads, embedding=embedding, readout=readout)
+    if found.remark and not part:
+        warnings.warn(found.remark, UserWarning, stacklevel=2)
+    return found.model
+
+
+def reading(
+    path: str | os.PathLike[str],
+    *,
+    kind: str | None = None,
+    part: str = "",
+    layer: int | None = None,
+    heads: int = 1,
+    embedding: str = "embedding",
+    readout: str = "readout",
+) -> Reading:
+    """What `read` does, with what it guessed."""
     if kind is not None and kind not in kinds():
         raise UnderhoodError(f"unknown kind {kind!r} to import", remedy=f"Known: {', '.join(kinds())}.")
-    tensors, description = read_state_dict(path, part)
-    kind = kind or described_kind(description)
+    if special_file(Path(path)) == "a folder":
+        if layer is None:
+            raise UnderhoodError(f"{path} is a folder of many layers", remedy="Use `layer=0`.")
+        return Reading(from_pretrained(path, layer))
+    if layer is not None:
+        raise UnderhoodError("expected a checkpoint folder with a layer", f"the file {path}", "Pass its folder.")
+    source, beside = read_file(path, part, guess=kind is None), config_beside(path)
+    kind = kind or described_kind(source.description)
     if kind is None:
-        remedy = f"Use `kind`, one of {', '.join(kinds())}."
-        raise UnderhoodError(f"{path} does not say what its weights are", remedy=remedy)
-    tensors = part_of(tensors, part) if part else tensors
+        one = bool(part) and "," not in part and not source.chains
+        kind = _kind_beside(part_of(source.tensors, part) if one else source.tensors, beside) if beside else None
+    options = {"heads": heads, "embedding": embedding, "readout": readout}
     try:
-        return from_state_dict(tensors, kind, description, heads=heads, embedding=embedding, readout=readout)
+        if kind is None:
+            return _by_shapes(source, part, beside)
+        if source.chains:
+            raise UnderhoodError("this file names its own layers", f"kind={kind!r}", "Leave out `kind`.")
+        tensors = part_of(source.tensors, part) if part else source.tensors
+        return Reading(_of_kind(tensors, kind, source.description, beside, **options))
     except UnderhoodError as error:
-        raise UnderhoodError(f"{path}: {error.rule}", error.got, error.remedy) from None
+        about = f"{path} {error.rule[3:]}" if error.rule.startswith("it ") else f"{path}: {error.rule}"
+        raise UnderhoodError(about, error.got, error.remedy) from None
     except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
         # Arrays without axes, or with an axis of size 0, where a matrix belongs.
-        raise UnderhoodError(f"{path}: these tensors make no {kind}: {error}") from None
+        raise UnderhoodError(f"{path}: these tensors make no {kind or 'model'}: {error}") from None
+
+
+def import_model(path: str | os.PathLike[str], kind: str | None = None, **options: Any) -> Any:
+    """`read` without its remark."""
+    return reading(path, kind=kind, **options).model
+
+
+def _of_kind(
+    tensors: Tensors, kind: str, description: dict[str, Any], beside: tuple[Path, dict[str, Any]] | None, **options: Any
+) -> Any:
+    """By the kind that was said, unless a config.json beside the file says another."""
+    if beside is not None and not description:
+        where, config = beside
+        said = next((one for one in BRIDGES.values() if config["model_type"] in one.model_types), None)
+        through_bridge = kind != ATTENTION and kind not in RECURRENT and _public(tensors, kind) is not None
+        if (said is not None and said.kind != f"{kind}-cell") or (said is None and through_bridge):
+            got = f"kind={kind!r}"
+            rule = f"{where} says these are weights of the model type {printable(config['model_type'])}"
+            raise UnderhoodError(rule, got, "Move the file elsewhere if it is of another model.")
+        if said is not None and through_bridge:
+            return read_layer(said, tensors, config, where)
+    return from_state_dict(tensors, kind, description, **options)
+
+
+def _kind_beside(tensors: Tensors, beside: tuple[Path, dict[str, Any]] | None) -> str | None:
+    """The kind of one layer's tensors by the config.json beside them."""
+    if beside is None:
+        return None
+    said = next((one for one in BRIDGES.values() if beside[1]["model_type"] in one.model_types), None)
+    if said is None or not any(name.endswith(said.mark) for name in tensors):
+        return None
+    if said.mark not in tensors:
+        raise UnderhoodError(f"{beside[0].parent} holds whole models", remedy="Pass the folder, with `layer=0`.")
+    return said.kind.removesuffix("-cell")
+
+
+def _by_shapes(source: Source, part: str, beside: Any) -> Reading:
+    """Recurrent layers and what stands around them, by the names that people give them and by their shapes."""
+    chains, taken = source.chains, set()
+    if not chains:
+        layers, taken = layers_in(source.tensors)
+        by_place: dict[str, list[Found]] = {}
+        for layer in layers:
+            by_place.setdefault(layer.where, []).append(layer)
+        chains = [sorted(chain, key=lambda layer: (layer.level, layer.backward)) for chain in by_place.values()]
+    linears = linears_in({name: tensor for name, tensor in source.tensors.items() if name not in taken})
+    if not chains:
+        known = f"Use `kind`, one of {', '.join(kinds())}."
+        raise UnderhoodError("it does not say what its weights are", remedy=known)
+    if part:
+        return _named_parts([name.strip() for name in part.split(",")], chains, linears, source.tensors)
+    if len(chains) > 1:
+        listing = ", ".join(f"{chain[0].where} ({_title(chain)})" for chain in chains[:8])
+        names = ",".join(chain[0].where for chain in chains[:2])
+        remedy = f"Choose one with `part={chains[0][0].where!r}`, or several in order: `part={names!r}`."
+        raise UnderhoodError(f"it holds {len(chains)} recurrent networks: {listing}", remedy=remedy)
+    (chain,) = chains
+    first, last = _around(chain, linears)
+    signal = [*([linears[first][0]] if first else []), *cells_of(chain, {}), *([linears[last][0]] if last else [])]
+    mapping = {"embedding": first, _title(chain): _names(chain), "readout": last}
+    left = [name for name in linears if name not in (first, last)]
+    used = {name for _, names in linears.values() for name in names} | taken
+    left += [name for name in source.tensors if name not in used]
+    return Reading(as_stack(signal, {}), {key: one for key, one in mapping.items() if one}, tuple(map(printable, left)))
+
+
+def _named_parts(parts: list[str], chains: list[list[Found]], linears: Linears, tensors: Tensors) -> Reading:
+    """The parts that the user names, in that order."""
+    signal: list[Any] = []
+    for name in parts:
+        short = name.rstrip("._")
+        chain = next((one for one in chains if short in (one[0].where, one[0].where.rpartition(".")[2])), None)
+        under = [chain for chain in chains if chain[0].where.startswith(f"{name.rstrip('.')}.")]
+        if chain is None and len(under) == 1:
+            chain = under[0]
+        if chain is not None:
+            signal += cells_of(chain, {})
+        elif name in linears:
+            signal.append(linears[name][0])
+        else:
+            known = ", ".join(printable(one) for one in (*(chain[0].where for chain in chains), *linears))
+            raise UnderhoodError(f"no tensors under {name!r}", listed(tensors), f"Parts: {known}.")
+    if all(isinstance(one, Linear) for one in signal):
+        raise UnderhoodError("expected a recurrent layer among the parts", ", ".join(parts))
+    mapping = {f"part {index}": name for index, name in enumerate(parts)} if len(parts) > 1 else {}
+    return Reading(as_stack(signal, {}), mapping)
+
+
+Linears = dict[str, tuple[Linear, tuple[str, ...]]]
+_WEIGHT = re.compile(r"(?P<where>.+?)[._]?(?P<what>weight|kernel|embeddings|w|W)")
+
+
+def linears_in(tensors: Tensors) -> Linears:
+    """Linear maps by name, with the tensors that make them: X.weight with X.bias, X_w with X_b.
+
+    A table of embeddings, which has no bias and says so in its name, reads one-hot rows.
+    """
+    found: Linears = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim != 2:
+            continue
+        match = _WEIGHT.fullmatch(name)
+        where, what = (match["where"], match["what"]) if match else (name, "")
+        bias = next((other for other in _biases(name, what) if other in tensors), None)
+        if bias is None:
+            weight = tensor.T if "emb" in name.lower() else tensor
+            found[where] = Linear(weight, np.zeros(len(weight), weight.dtype)), (name,)
+        elif tensors[bias].shape == (len(tensor),):
+            found[where] = Linear(tensor, tensors[bias]), (name, bias)
+    return found
+
+
+def _biases(name: str, what: str) -> list[str]:
+    bias = {"weight": "bias", "kernel": "bias", "w": "b", "W": "b"}.get(what)
+    return [] if bias is None else [f"{name.removesuffix(what)}{bias}"]
+
+
+def _around(chain: list[Found], linears: Linears) -> tuple[str | None, str | None]:
+    """Which linear map stands before the layers, and which one behind them, where only one of each fits."""
+    sizes = {name: np.shape(linear.weight) for name, (linear, _) in linears.items()}
+    before = [name for name, (rows, _) in sizes.items() if "emb" in name.lower() and rows == chain[0].d]
+    after = [name for name, (_, columns) in sizes.items() if name not in before and columns == chain[-1].hidden]
+    return (before[0] if len(before) == 1 else None), (after[0] if len(after) == 1 else None)
+
+
+def _title(chain: list[Found]) -> str:
+    """ "GRU 256 × 2"."""
+    sizes = dict.fromkeys(str(layer.hidden) for layer in chain)
+    return f"{chain[0].layer.torch} {'/'.join(sizes)}{f' × {len(chain)}' if len(chain) > 1 else ''}"
+
+
+def _names(chain: list[Found]) -> str:
+    names = [name for layer in chain for name in layer.names.values() if name]
+    return ", ".join(map(printable, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def from_state_dict(
