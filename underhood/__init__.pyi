@@ -35,9 +35,6 @@ from .explain.in_context import in_context as in_context
 from .explain.maps import AttentionMap as AttentionMap
 from .explain.maps import compare_maps as compare_maps
 from .interop.checkpoints import from_pretrained as from_pretrained
-from .interop.foreign import decompile as decompile
-from .interop.foreign import in_context as in_context
-from .interop.foreign import probe as probe
 from .interop.read import read as read
 from .interop.torch import from_torch as from_torch
 from .interop.torch import to_torch as to_torch
