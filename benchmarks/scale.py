@@ -77,8 +77,8 @@ def paper_cost() -> dict[str, Any]:
     """Core hours of every run of the paper."""
     from underhood.studies.findings import REGRESSION, TEACHER
     from underhood.studies.plans import architectures_of, widths_of
-    from underhood.sweeps.spec import RunSpec
     from underhood.training.config import SECTION_3_1, SECTION_3_1_HIDDEN, SECTION_4_2, SECTION_4_2_HIDDEN
+    from underhood.training.specification import RunSpec
 
     steps = Steps()
     swept = [*widths_of("paper").expanded(), *architectures_of("paper").expanded()]

@@ -32,14 +32,15 @@ def picked() -> list[dict[str, Any]]:
 
 def again(before: list[dict[str, Any]], rate: float) -> list[dict[str, Any]]:
     """The same runs at this rate."""
-    from underhood.sweeps.spec import RunSpec, parse
-    from underhood.sweeps.sweep import Teller, run_sweep
+    from underhood.sweeps.spec import parse
+    from underhood.sweeps.sweep import SweepProgress, run_sweep
+    from underhood.training.specification import RunSpec
 
     settings = {name: value for name, value in before[0].items() if name in RunSpec.model_fields and name != "seed"}
     alike = {name: value for name, value in settings.items() if value is not None}
     run = {**alike, "learning_rate": rate, "seeds": [one["seed"] for one in before]}
     sweep = parse({"name": f"at the rate {rate:g}", "runs": [run]})
-    return run_sweep(sweep, RUNS / f"{rate:g}", resume=True, watch=Teller())
+    return run_sweep(sweep, RUNS / f"{rate:g}", resume=True, watch=SweepProgress())
 
 
 def main() -> None:

@@ -89,7 +89,7 @@ def candidates() -> dict[str, tuple[Callable[[], Any], int]]:
 def measure(rounds: int, only: str) -> dict[str, float]:
     """Seconds a step of each candidate."""
     from benchmarks.measure import best_seconds
-    from underhood.core.cores import offer_two_devices
+    from underhood.core.threads import offer_two_devices
 
     offer_two_devices()  # as `underhood train` does
     chosen = {name: what for name, what in candidates().items() if only in name or name.startswith("matmul")}

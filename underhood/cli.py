@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -23,8 +24,7 @@ from underhood.commands.explore import Explore
 from underhood.commands.export import Export
 from underhood.commands.import_ import Import
 from underhood.commands.in_context import InContext
-from underhood.commands.interrupts import interrupts_are_heard
-from underhood.commands.output import ANSWER_IS_NO, BAD_INPUT, DONE, INTERNAL_ERROR, INTERRUPTED, print_json
+from underhood.commands.output import ANSWER_IS_NO, BAD_INPUT, DONE, INTERNAL_ERROR, print_json
 from underhood.commands.probe import Probe
 from underhood.commands.report import Report
 from underhood.commands.reproduce import Reproduce
@@ -32,8 +32,9 @@ from underhood.commands.sample import Sample
 from underhood.commands.sweep import Sweep
 from underhood.commands.train import Train
 from underhood.core.errors import UnderhoodError, one_line
+from underhood.core.interrupts import INTERRUPTED, exit_on_interrupt
 
-# One line a command.
+# One line for each command.
 COMMANDS: tuple[type, ...] = (
     Sample,
     Compile,
@@ -59,16 +60,29 @@ underhood --version prints the version."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, run, and turn what goes wrong into one line and an exit code."""
+    """Parse, run, and turn what goes wrong into one line and an exit code.
+
+    **Arguments:**
+
+    - `arguments`: as typed after `underhood`; those of this process unless given.
+
+    **Returns:**
+
+    The exit code.
+    """
     given = sys.argv[1:] if arguments is None else arguments
-    if given == ["--version"]:
-        print(f"underhood {__version__}")
-        return 0
     command = None
     try:
-        with interrupts_are_heard():
-            command = _parse(given)
-            return command.run()
+        if arguments is None:
+            exit_on_interrupt()
+        _prepare_streams(given)
+        if given == ["--version"]:
+            print(f"underhood {__version__}")
+            return DONE
+        command = _parse(given)
+        code = command.run()
+        sys.stdout.flush()  # here, where a full disk can still be told
+        return code
     except (Exception, KeyboardInterrupt) as error:
         return _failed(error, json=getattr(command, "json", "--json" in given))
     finally:
@@ -76,19 +90,48 @@ def main(arguments: list[str] | None = None) -> int:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def _prepare_streams(given: list[str]) -> None:
+    """Streams that take every letter; one that was closed is no place for the next file that is opened."""
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.fstat(number)
+                continue
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+            if name == "stdout" and "--json" in given:
+                raise UnderhoodError("cannot print the answer: stdout is closed")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _failed(error: BaseException, *, json: bool) -> int:
     """One line on stderr and the exit code; with `--json`, the same as data."""
     if isinstance(error, BrokenPipeError):
-        # The reader of a pipe is gone (`underhood … | head`): nobody to tell, and no second complaint at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader of a pipe is gone (`underhood … | head`): nobody to tell
         return BAD_INPUT
     if os.environ.get("UNDERHOOD_TRACEBACK"):
         traceback.print_exception(error)
     code, message = _explained(error)
-    if json:
-        print_json(error.as_data() if isinstance(error, UnderhoodError) else {"error": message})
-    sys.stderr.write(f"underhood: {one_line(message)}\n")
+    try:
+        if json:
+            print_json(error.as_data() if isinstance(error, UnderhoodError) else {"error": message})
+        sys.stdout.flush()
+    except OSError as broken:
+        _drop_stdout()
+        if broken.errno != getattr(error, "errno", None):
+            message = f"{message} (and stdout: {broken.strerror})"
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"underhood: {one_line(message)}\n")
     return code
+
+
+def _drop_stdout() -> None:
+    """What is left in the buffer goes nowhere: a second complaint at exit would change the exit code."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stdout.flush()
 
 
 def _explained(error: BaseException) -> tuple[int, str]:
@@ -98,7 +141,8 @@ def _explained(error: BaseException) -> tuple[int, str]:
         return INTERRUPTED, f"stopped by Ctrl-C; {error}" if str(error) else "stopped by Ctrl-C"
     if isinstance(error, OSError):
         # A disk that fills up or a folder that goes away, met where no reader or writer of ours could say more.
-        return BAD_INPUT, f"{error.filename}: " * bool(error.filename) + (error.strerror or str(error))
+        what = f"{error.filename}: " if error.filename else "cannot write to stdout: " * (error.errno == errno.ENOSPC)
+        return BAD_INPUT, what + (error.strerror or str(error))
     if isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED"):  # the second is XLA's status code
         return BAD_INPUT, f"not enough memory for these sizes: {error or 'an allocation failed'}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,12 +1,9 @@
 """The command line as a user meets it: exit codes, one-line errors, JSON on stdout, a quick --help."""
 
-import gc
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -102,38 +99,6 @@ def test_installed_entry_point_reports_errors_the_same_way():
     done = run("sample", "--d", "-1", "--out", "a")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "underhood: expected d of 1 or more; got -1.\n"
-
-
-def interrupt_in_a_hook(command):
-    """Ctrl-C strikes within a hook of the garbage collector; then the command goes on for half a minute."""
-
-    def hook(phase, info):
-        if phase == "start" and hook in gc.callbacks:
-            gc.callbacks.remove(hook)
-            signal.raise_signal(signal.SIGINT)
-
-    gc.callbacks.append(hook)
-    gc.collect()
-    time.sleep(30)
-    return 0
-
-
-@pytest.mark.parametrize("busy", [False, True])
-def test_ctrl_c_within_a_hook_of_the_garbage_collector_is_heard(busy, monkeypatch, capfd):
-    """Python prints what is raised in such a hook, jax's among them, and goes on: Ctrl-C would be lost.
-
-    On a busy machine a thread takes long to start: whoever waits for it within the hook is struck there.
-    """
-    start = threading.Thread.start
-    if busy:
-        monkeypatch.setattr(threading.Thread, "start", lambda thread: (start(thread), time.sleep(0.1)))
-    monkeypatch.setattr(Sample, "run", interrupt_in_a_hook)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert main(["sample", "--d", "2", "--out", "a"]) == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert capfd.readouterr().err == "underhood: stopped by Ctrl-C\n"
 
 
 def test_ctrl_c_in_a_training_of_reproduce_leaves_no_result(monkeypatch, tmp_path, capfd):

@@ -111,12 +111,12 @@ def test_a_file_is_no_run_folder(capsys, tmp_path):
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_says_so(capsys, tmp_path, monkeypatch):
-    from underhood.commands import progress
+    from underhood.core import progress
 
     def interrupt(self, step, losses):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(progress.Progress, "update", interrupt)
+    monkeypatch.setattr(progress.Progress, "losses", interrupt)
     long = [*SMALL[:-1], "5000"]
     code, out, err = run(capsys, *long, "--out", str(tmp_path / "run"), "--json")
     found = json.loads(out)
@@ -193,7 +193,7 @@ def test_train_needs_a_folder_and_its_help_shows_no_empty_default(capsys):
 
 def test_help_tells_the_defaults_that_are_used():
     """The numbers that docstrings of flags tell are those of the configuration, of the task and of the sweep."""
-    from underhood.sweeps.spec import RunSpec
+    from underhood.training.specification import RunSpec
     from underhood.training.tasks.make import task_settings
 
     usual, run = uh.FitConfig(), RunSpec(task="teacher-student", hidden=1)

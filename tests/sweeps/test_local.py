@@ -21,7 +21,7 @@ from underhood.sweeps import local
 from underhood.sweeps.job import jobs_of, run_job
 from underhood.sweeps.spec import parse
 from underhood.sweeps.store import Store, results
-from underhood.sweeps.sweep import Teller, run_sweep
+from underhood.sweeps.sweep import SweepProgress, run_sweep
 from underhood.training.config import FitConfig
 from underhood.training.runs import fit
 from underhood.training.tasks.task import TASKS
@@ -93,7 +93,7 @@ def test_what_is_left_is_told_by_work_not_by_runs(monkeypatch, capsys):
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     runs = parse(sweep({"hidden": [100, 10], "seeds": [0, 1, 2, 3]})).expanded()
     wide, *narrow = [runs[0], *(run for run in runs if run.hidden == 10)]
-    teller = Teller()
+    teller = SweepProgress()
     teller.expects([wide, *narrow])
     clock[0] = 600.0
     teller(1, 5, {**wide.as_dict(), "id": wide.id, "held_out_loss": 0.1, "seconds": 600.0})

@@ -9,8 +9,9 @@ import pytest
 from tests.sweeps.specs import SMALL, sweep
 from underhood.core.errors import UnderhoodError
 from underhood.sweeps.job import jobs_of
-from underhood.sweeps.spec import RunSpec, parse, read_spec
+from underhood.sweeps.spec import parse, read_spec
 from underhood.sweeps.store import RESULTS, results
+from underhood.training.specification import RunSpec
 
 
 def test_an_entry_stands_for_every_combination():
@@ -113,8 +114,12 @@ def test_a_fifo_is_refused_at_once(tmp_path):
 
 
 def test_a_misspelt_name_is_told_before_what_it_leaves_missing():
-    with pytest.raises(UnderhoodError, match=r"runs\[0\]\.hiden: Extra inputs are not permitted \(1 more\)"):
+    with pytest.raises(UnderhoodError, match=r"runs\[0\]\.hiden is not a setting \(1 more\)\. Did you mean hidden\?"):
         parse({"runs": [{"task": "linear-regression", "hiden": 3}]})
+    with pytest.raises(UnderhoodError, match=r"keep_models\?"):
+        parse({"runs": [SMALL], "keep_model": True})
+    with pytest.raises(UnderhoodError, match=r"Known: task, model, hidden"):
+        parse({"runs": [{**SMALL, "zebra": 1}]})
     with pytest.raises(UnderhoodError, match=r"runs\[0\]\.hidden: Field required; got"):
         parse({"runs": [{"task": "linear-regression"}]})
 

@@ -4,11 +4,18 @@ import json
 
 import pytest
 
+from tests.sweeps.specs import SMALL
 from underhood.core.errors import UnderhoodError
 from underhood.sweeps.store import RESULTS, Store, query, results
+from underhood.training.specification import RunSpec
 
-A = {"id": "a", "status": "done", "model": "gru", "held_out_loss": 1.0}
-B = {**A, "id": "b", "held_out_loss": 0.5}
+
+def record(seed, loss):
+    run = RunSpec(**SMALL, model="gru", seed=seed)
+    return {"id": run.id, **run.as_dict(), "status": "done", "held_out_loss": loss}
+
+
+A, B = record(0, 1.0), record(1, 0.5)
 
 
 def test_what_was_added_is_there_and_once(tmp_path):
@@ -20,7 +27,7 @@ def test_what_was_added_is_there_and_once(tmp_path):
     with pytest.raises(UnderhoodError, match="resume=True"), Store(tmp_path).opened({}, resume=False):
         pass
     with Store(tmp_path).opened({}, resume=True) as store:
-        assert set(store.done) == {"a", "b"}
+        assert set(store.done) == {A["id"], B["id"]}
 
 
 def test_a_torn_last_line_is_taken_away_and_counted(tmp_path):

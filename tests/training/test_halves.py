@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import underhood as uh
-from underhood.core import cores
+from underhood.core import threads
 from underhood.training import adamw
 from underhood.training.config import FitConfig
 from underhood.training.population import Member, Trainer
@@ -24,7 +24,7 @@ CONFIG = FitConfig(steps=120, batch_size=6, log_every=40, checkpoint_every=60, h
 
 SHARED = """
 import sys, jax
-from underhood.core.cores import offer_two_devices
+from underhood.core.threads import offer_two_devices
 offer_two_devices()
 import numpy as np, underhood as uh
 from underhood.training.tasks.linear_regression import LinearRegression
@@ -129,8 +129,8 @@ def test_one_device_works_on_the_whole_batch():
 
 def test_cores_are_counted_after_the_affinity_and_nproc(monkeypatch):
     monkeypatch.delenv("NPROC", raising=False)
-    assert cores.cores() == len(os.sched_getaffinity(0))
+    assert threads.usable_cores() == len(os.sched_getaffinity(0))
     monkeypatch.setenv("NPROC", "1")
-    assert cores.cores() == 1
+    assert threads.usable_cores() == 1
     monkeypatch.setenv("NPROC", "many")
-    assert cores.cores() == len(os.sched_getaffinity(0))
+    assert threads.usable_cores() == len(os.sched_getaffinity(0))

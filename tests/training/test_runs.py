@@ -16,6 +16,7 @@ import pytest
 
 import underhood as uh
 from underhood.core.errors import UnderhoodError
+from underhood.core.folders import Folder
 from underhood.training.checkpoints import newest_good, read_checkpoint, write_checkpoint
 from underhood.training.config import FitConfig
 from underhood.training.folder import RunFolder
@@ -60,12 +61,12 @@ def stopped_at(step, folder):
 
 def test_a_run_folder_holds_settings_metrics_checkpoints_and_the_model(unbroken):
     run, folder = unbroken
-    lines, torn = read_metrics(folder / "metrics.jsonl")
+    lines, torn = read_metrics(folder)
     assert torn == 0
     assert [line["step"] for line in lines] == list(range(20, 301, 20))
     assert lines == run.history
     assert json.loads((folder / "run.json").read_text())["config"]["steps"] == 300
-    found, problems = newest_good(folder / "checkpoints")
+    found, problems = newest_good(Folder(folder / "checkpoints"))
     assert found.step == 300
     assert problems == []
     loaded = uh.load(run.file)
@@ -117,7 +118,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, unbrok
     if damage == "flip":
         content[random.Random(0).randrange(len(content))] ^= 0x10
     newest.write_bytes({"cut": content[:-9], "flip": content, "empty": b""}[damage])
-    found, (problem,) = newest_good(folder / "checkpoints")
+    found, (problem,) = newest_good(Folder(folder / "checkpoints"))
     assert found.step == 150
     assert newest.name in str(problem)
     heard = []
@@ -135,21 +136,21 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, unbrok
 
 
 def test_every_byte_of_a_checkpoint_is_covered(tmp_path):
-    path = write_checkpoint(tmp_path, 7, {"a": np.arange(3.0)}, 5)
+    path = write_checkpoint(Folder(tmp_path), 7, {"a": np.arange(3.0)}, 5)
     content = path.read_bytes()
     for index in range(len(content)):
         changed = bytearray(content)
         changed[index] ^= 1
         path.write_bytes(changed)
         with pytest.raises(UnderhoodError, match="checksum"):
-            read_checkpoint(path)
+            read_checkpoint(Folder(path.parent), path.name)
     path.write_bytes(content)
-    assert read_checkpoint(path).log_bytes == 5
+    assert read_checkpoint(Folder(path.parent), path.name).log_bytes == 5
 
 
 def test_three_checkpoints_are_kept(tmp_path):
     for step in range(5):
-        write_checkpoint(tmp_path, step, {"a": np.zeros(1)}, 0)
+        write_checkpoint(Folder(tmp_path), step, {"a": np.zeros(1)}, 0)
     assert sorted(path.name[5:14] for path in tmp_path.iterdir()) == ["000000002", "000000003", "000000004"]
 
 
@@ -161,9 +162,9 @@ def test_a_loss_that_turns_nan_stops_with_the_step_and_the_last_checkpoint(tmp_p
 
     with pytest.raises(UnderhoodError, match=r"at step (\d+) of seed 0") as caught:
         fit(model(), TASK, CONFIG, out=tmp_path / "run", loss=loss)
-    last, _ = newest_good(tmp_path / "run" / "checkpoints")
+    last, _ = newest_good(Folder(tmp_path / "run" / "checkpoints"))
     assert (last.path.name if last else "none") in str(caught.value)
-    lines, _ = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    lines, _ = read_metrics(tmp_path / "run")
     assert all(np.isfinite(line["loss"]) for line in lines)
 
 
@@ -177,7 +178,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_run_goes_on_from_it(unbroken, tm
     run = fit(model(), TASK, CONFIG, out=tmp_path / "run", watch=watch)
     assert run.interrupted
     assert run.steps < 300
-    found, _ = newest_good(tmp_path / "run" / "checkpoints")
+    found, _ = newest_good(Folder(tmp_path / "run" / "checkpoints"))
     assert found.step == run.steps
     assert signal.getsignal(signal.SIGINT) is before
     fit(model(), TASK, CONFIG, out=tmp_path / "run", resume=True)
@@ -233,16 +234,16 @@ def test_lines_that_differ_are_replaced_from_there_on(tmp_path):
     def line(number):
         return {"member": 0, "n": number}
 
-    log = MetricsLog(tmp_path / "log")
+    log = MetricsLog(Folder(tmp_path))
     for number in range(4):
         log.write(line(number))
     log.close()
-    size = len((tmp_path / "log").read_bytes()) // 4
-    log = MetricsLog(tmp_path / "log", log_bytes=size)
+    size = len((tmp_path / "metrics.jsonl").read_bytes()) // 4
+    log = MetricsLog(Folder(tmp_path), log_bytes=size)
     log.write(line(1))
     log.write(line(7))
     log.close()
-    assert read_metrics(tmp_path / "log") == ([line(0), line(1), line(7)], 0)
+    assert read_metrics(tmp_path) == ([line(0), line(1), line(7)], 0)
 
 
 def test_killed_for_good_and_resumed(tmp_path):
@@ -270,6 +271,6 @@ def test_killed_for_good_and_resumed(tmp_path):
 
 @pytest.mark.parametrize("member", ["1e999", "null", '"x"', "[]"])
 def test_a_log_that_names_no_member_is_one_line(member, tmp_path):
-    (tmp_path / "log").write_text(f'{{"step": 1, "member": {member}}}\n')
-    with pytest.raises(UnderhoodError, match=r"expected one JSON object a line in .*; got line 1"):
-        read_metrics(tmp_path / "log")
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "member": {member}}}\n')
+    with pytest.raises(UnderhoodError, match=r"expected one JSON object per line in .*; got line 1"):
+        read_metrics(tmp_path)

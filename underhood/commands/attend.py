@@ -57,7 +57,13 @@ class Attend:
         network = load(self.network)
         xs = self._sequence(network.d)
         tokens = None if self.tokens is None else require_tokens(read_tokens(self.tokens), len(xs))
-        settings = {"layer": self.layer, "reduce": self.reduce, "tokens": tokens, "name": self.network.name}
+        settings = {
+            "layer": self.layer,
+            "reduce": self.reduce,
+            "tokens": tokens,
+            "name": self.network.name,
+            "force": self.force,
+        }
         found = attend(network, xs, self.out, **settings)
         payload = {
             "kind": found.kind,

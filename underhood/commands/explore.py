@@ -41,7 +41,9 @@ class Explore:
         network = load(self.network)
         against = None if self.against is None else load(self.against)
         xs = None if self.input is None else read_sequence(self.input, network.d)
-        path = explore(network, self.out, against=against, name=self.network.name, xs=xs, seed=self.seed)
+        path = explore(
+            network, self.out, against=against, name=self.network.name, xs=xs, seed=self.seed, force=self.force
+        )
         payload = {"out": str(path), "bytes": path.stat().st_size}
         print_json(payload) if self.json else note(f"{path}: open it in a browser; it works offline")
         return DONE

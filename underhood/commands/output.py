@@ -7,19 +7,22 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from underhood.core.errors import UnderhoodError
+from underhood.core.errors import UnderhoodError, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 DONE, ANSWER_IS_NO, BAD_INPUT = 0, 1, 2
 INTERNAL_ERROR = 70  # as sysexits.h has it: a bug must not look like an answer
-INTERRUPTED = 130  # 128 + SIGINT: stopped by Ctrl-C
 
 
 def print_json(payload: dict[str, Any]) -> None:
     """One object on one line; NaN and infinity, which JSON does not have, become null."""
-    sys.stdout.write(json.dumps(_plain(payload), ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(_plain(payload), ensure_ascii=False, allow_nan=False)
+    if text.isascii() or (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8":
+        text = json.dumps(_plain(payload), allow_nan=False)
+    # What a terminal would obey, as JSON's own escapes.
+    sys.stdout.write("".join(each if printable(each) == each else f"\\u{ord(each):04x}" for each in text) + "\n")
 
 
 def print_table(title: str, rows: dict[str, Any]) -> None:
@@ -42,18 +45,26 @@ def show(table: Table) -> None:
     from rich.console import Console
     from rich.measure import Measurement
 
+    for column in table.columns:
+        column.header = _cell(column.header)
+        column._cells = [_cell(cell) for cell in column._cells]
+    table.title = _cell(table.title)
     console = Console()
     wide = console.options.update(width=sys.maxsize)
     needed = Measurement.get(console, wide, table).minimum
     width, spare, ranges = max(console.width, needed), max(console.width - needed, 0), []
     for column in table.columns:
-        found = [Measurement.get(console, wide, cell) for cell in (column.header, *column.cells)]
-        column.width = max(one.minimum for one in found)
-        ranges.append((max(one.maximum for one in found) - column.width, column))
+        sizes = [Measurement.get(console, wide, cell) for cell in (column.header, *column.cells)]
+        column.width = max(size.minimum for size in sizes)
+        ranges.append((max(size.maximum for size in sizes) - column.width, column))
     for served, (wanted, column) in enumerate(sorted(ranges, key=lambda entry: entry[0])):
         given = min(wanted, spare // (len(ranges) - served))
         column.width, spare = (column.width or 0) + given, spare - given
     Console(width=width).print(table)
+
+
+def _cell(cell: Any) -> Any:
+    return printable(cell) if isinstance(cell, str) else cell
 
 
 def number(value: Any) -> str:
@@ -65,7 +76,7 @@ def number(value: Any) -> str:
 
 def note(text: str) -> None:
     """A remark for a person, on stderr."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text) + "\n")
 
 
 def announce(cost: str | None) -> None:

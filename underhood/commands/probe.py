@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -65,6 +64,7 @@ class Probe:
         from underhood.attention.linear import require_attention
         from underhood.core.files import load
         from underhood.core.outputs import MODEL, require_outputs
+        from underhood.core.progress import Progress
         from underhood.decompiler.decompile import decompile_cost
         from underhood.decompiler.from_outputs.functions import import_callable, parse_name
         from underhood.decompiler.from_outputs.probe import probe
@@ -79,7 +79,7 @@ class Probe:
             parse_name(self.function)
             note(f"underhood: running the code of {self.function}")
         # Whatever the code prints, on import or when called, is not our answer.
-        with contextlib.redirect_stdout(sys.stderr), _shown() as watch:
+        with contextlib.redirect_stdout(sys.stderr), Progress("asking", 1.0, transient=True) as progress:
             function = self.function if onnx else import_callable(self.function)
             announce(decompile_cost(None, self.d if self.d is not None else getattr(function, "d", None)))
             found = probe(
@@ -97,7 +97,7 @@ class Probe:
                 tolerance=self.tolerance,
                 max_heads=self.max_heads,
                 batched=self.batched,
-                watch=watch,
+                watch=lambda what, share: progress.update(share, what),
             )
         provenance = {"command": "probe", "function": self.function, "verdict": found.verdict}
         return answer(found, json=self.json, out=self.out, reduced=None, provenance=provenance)
@@ -123,15 +123,3 @@ def _read_sequences(path: Path) -> np.ndarray:
     if not np.isfinite(xs).all():
         raise UnderhoodError(f"NaN or infinite numbers in {path}")
     return xs
-
-
-@contextlib.contextmanager
-def _shown() -> Iterator[Callable[[str, float], Any]]:
-    """A bar on stderr, where somebody sees it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("asking", total=1.0)
-        yield lambda what, share: bar.update(task, description=what, completed=share)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from underhood.commands.output import ANSWER_IS_NO, DONE, note, number, print_json, show
+from underhood.core.interrupts import advice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +42,12 @@ class Reproduce:
         for index, name in enumerate(wanted):
             if len(wanted) > 1:
                 note(f"[{index + 1}/{len(wanted)}] {name} … ({time.monotonic() - began:.0f} s so far)")
+            unfinished = f"{name} is unfinished; the same command goes on from there"
             try:
-                records.append(make_artifact(name, self.budget, self.out, so_far=self.so_far)[1])
+                with advice(unfinished):
+                    records.append(make_artifact(name, self.budget, self.out, so_far=self.so_far)[1])
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(f"{name} is unfinished; the same command goes on from there") from None
+                raise KeyboardInterrupt(unfinished) from None
         if self.json:
             print_json({"budget": self.budget, "artifacts": records})
         else:

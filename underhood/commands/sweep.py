@@ -43,14 +43,14 @@ class Sweep:
         from underhood.core.extras import require
         from underhood.sweeps.spec import read_spec
         from underhood.sweeps.store import query
-        from underhood.sweeps.sweep import Teller, run_sweep
+        from underhood.sweeps.sweep import SweepProgress, run_sweep
 
         if self.query:
             require("duckdb", "sweep", "--query")  # before the runs rather than after them
         sweep, tls = read_spec(self.spec), self._tls()
         options: dict[str, Any] = {"scheduler": self.scheduler, "workers": self.workers, "resume": self.resume}
         try:
-            records = run_sweep(sweep, self.out, tls=tls, watch=Teller(), warn=note, **options)
+            records = run_sweep(sweep, self.out, tls=tls, watch=SweepProgress(), warn=note, **options)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"go on with: underhood sweep {self.spec} --out {self.out} --resume") from None
         failed = [record for record in records if record["status"] != "done"]

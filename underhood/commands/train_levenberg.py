@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
-from underhood.commands.output import announce, note
+from underhood.commands.output import announce
 from underhood.commands.train_plan import Plan
 from underhood.core.costs import estimate_cost
 from underhood.core.errors import UnderhoodError
+from underhood.core.folders import Folder
+from underhood.core.interrupts import interruptible
+from underhood.core.progress import Progress
+from underhood.training.folder import RunFolder
 from underhood.training.tasks.task import AbstractTask
 
 ITERATIONS = 200  # of each start, unless --steps is given
@@ -25,7 +27,6 @@ def train_levenberg(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
     A seed that is done stays done; --resume goes on with the first that is not. A seed takes seconds and is a function
     of the flags alone, so that one that was killed starts again.
     """
-    from underhood.training.folder import RunFolder
     from underhood.training.second_order.levenberg import starting_sizes
     from underhood.training.second_order.on_task import require_second_order
 
@@ -38,17 +39,26 @@ def train_levenberg(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
     with folder.locked():
         folder.open(_settings(plan, task), resume=plan.resume, command=plan.command)
         try:
-            for seed in range(plan.first_seed, plan.first_seed + plan.seeds):
-                rows.append(_done(plan.out, seed) or _one_seed(plan, task, folder, seed))
+            with interruptible():
+                for seed in range(plan.first_seed, plan.first_seed + plan.seeds):
+                    rows.append(_done(folder.files, seed) or _one_seed(plan, task, folder, seed))
         except KeyboardInterrupt:
             return rows, True
     return rows, False
 
 
-def _one_seed(plan: Plan, task: AbstractTask, folder: Any, seed: int) -> dict[str, Any]:
-    from underhood.core.atomic import write_atomically
-    from underhood.core.files import save
+def _one_seed(plan: Plan, task: AbstractTask, folder: RunFolder, seed: int) -> dict[str, Any]:
+    with Progress(f"seed {seed}", None) as progress:
+        return _fitted(plan, task, folder, seed, progress)
+
+
+def _fitted(plan: Plan, task: AbstractTask, folder: RunFolder, seed: int, progress: Progress) -> dict[str, Any]:
+    from underhood.core.files import model_bytes
     from underhood.training.second_order.on_task import fit_task
+
+    def show(iteration: int, loss: float, damping: float, restart: int) -> bool:
+        progress.update(iteration, f"start {restart} · iteration {iteration} · loss {loss:.3e}")
+        return False
 
     found = fit_task(
         task,
@@ -60,9 +70,10 @@ def _one_seed(plan: Plan, task: AbstractTask, folder: Any, seed: int) -> dict[st
         max_seconds=math.inf if plan.max_seconds is None else plan.max_seconds,
         max_iterations=ITERATIONS if plan.steps is None else plan.steps,
         max_total_iterations=plan.steps,
-        callback=lambda iteration, loss, damping, restart: _show(seed, iteration, loss, restart),
+        callback=show,
     )
-    path = save(found.model, _model(plan.out, seed), provenance=_settings(plan, task) | {"seed": seed})
+    content = model_bytes(found.model, provenance=_settings(plan, task) | {"seed": seed})
+    path = folder.files.write(f"model-seed-{seed}.safetensors", content)
     row = {
         "held_out_loss": found.held_out_loss,
         "steps": found.iterations,
@@ -77,26 +88,18 @@ def _one_seed(plan: Plan, task: AbstractTask, folder: Any, seed: int) -> dict[st
     for restart, iteration, loss, damping in found.history:
         line = {"step": iteration, "seed": seed, "member": seed - plan.first_seed, "restart": restart}
         folder.log.write({**line, "loss": float(loss), "damping": float(damping)})
-    write_atomically(_result(plan.out, seed), json.dumps(row).encode())
-    note(f"seed {seed}: held-out loss {found.held_out_loss:.3g} after {found.seconds:.1f} s")
+    folder.files.write(_result(seed), json.dumps(row).encode())
+    progress.update(found.iterations, f"held-out loss {found.held_out_loss:.3g} after {found.seconds:.1f} s", now=True)
     return row
 
 
-def _show(seed: int, iteration: int, loss: float, restart: int) -> bool:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\rseed {seed} · start {restart} · iteration {iteration} · loss {loss:.3e}   ")
-    return False
-
-
-def _done(out: Path, seed: int) -> dict[str, Any] | None:
+def _done(files: Folder, seed: int) -> dict[str, Any] | None:
     """The row of a seed that has ended, checked: a person may have been at the file."""
-    from underhood.core.atomic import read_bytes
-
-    path = _result(out, seed)
-    if not path.exists():
+    path = files.path / _result(seed)
+    if not files.has(path.name):
         return None
     try:
-        row = json.loads(read_bytes(path))
+        row = json.loads(files.read(path.name))
         if not isinstance(row, dict) or row.get("seed") != seed or not row.keys() >= _ROW:
             raise ValueError("it has other keys")
     except (ValueError, RecursionError) as error:
@@ -105,12 +108,8 @@ def _done(out: Path, seed: int) -> dict[str, Any] | None:
     return row
 
 
-def _model(out: Path, seed: int) -> Path:
-    return out / f"model-seed-{seed}.safetensors"
-
-
-def _result(out: Path, seed: int) -> Path:
-    return out / f"result-seed-{seed}.json"
+def _result(seed: int) -> str:
+    return f"result-seed-{seed}.json"
 
 
 def _settings(plan: Plan, task: AbstractTask) -> dict[str, Any]:

@@ -12,6 +12,7 @@ compiled network. So weights keep the dtype they came with (`as_weight`), and ev
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any
 
 import jax
@@ -52,7 +53,7 @@ def dtype_of(tree: Any) -> np.dtype:
 
 
 def precision_of(tree: Any) -> contextlib.AbstractContextManager[Any]:
-    """Within it, jax computes in the dtype of the weights of `tree`."""
+    """Within it, jax computes in the dtype of the weights of `tree`, whatever its global switch says."""
     return precision(dtype_of(tree))
 
 
@@ -60,9 +61,8 @@ _AS_IT_IS = contextlib.nullcontext()
 
 
 def precision(dtype: np.dtype) -> contextlib.AbstractContextManager[Any]:
-    if dtype.itemsize == 8 and not jax.config.read("jax_enable_x64"):
-        return jax.enable_x64(True)
-    return _AS_IT_IS
+    wide = dtype.itemsize == 8
+    return _AS_IT_IS if wide == bool(jax.config.read("jax_enable_x64")) else jax.enable_x64(wide)
 
 
 def like_input(result: Any, given: Any) -> Any:
@@ -73,14 +73,30 @@ def like_input(result: Any, given: Any) -> Any:
     return np.asarray(result) if concrete and plain else result
 
 
+_ROUNDED = (
+    "a model with float64 weights is called with float32 inputs inside a function that jax compiles: float64 inputs "
+    "were rounded on the way in. Compile and call that function within `with jax.enable_x64(True):`, or call the model "
+    "as it is, which is compiled already."
+)
+
+
+def _enters_as_float32(xs: Any) -> bool:
+    """Is it an argument of a compiled function, which jax has rounded? `jax.vmap` alone hands arrays on as they are."""
+    while isinstance(xs, jax.core.Tracer) and isinstance(getattr(xs, "val", None), jax.core.Tracer):
+        xs = xs.val
+    return type(xs).__name__ == "DynamicJaxprTracer" and xs.dtype == np.float32
+
+
 def as_sequence(xs: Any, d: int, dtype: np.dtype) -> Float[Array, "t d"]:
     """One sequence of inputs in the model's dtype, or an error that says how to hand over a batch."""
     require_real("inputs", xs)
     shape = np.shape(xs)
     if len(shape) != 2 or shape[1] != d or shape[0] == 0:
-        remedy = "For a batch use jax.vmap(model)." if len(shape) == 3 else "Give one row a time step."
+        remedy = "For a batch use jax.vmap(model)." if len(shape) == 3 else "Pass one row per time step."
         raise UnderhoodError(f"expected one sequence of shape (t, {d}), t ≥ 1", f"shape {shape}", remedy)
     if isinstance(xs, jax.Array):
+        if dtype == np.float64 and _enters_as_float32(xs):
+            warnings.warn(_ROUNDED, RuntimeWarning, stacklevel=4)
         return jnp.asarray(xs, dtype)
     # One NaN would spread over all later outputs. Arrays of jax's own are not looked into: that would wait for them.
     array = np.asarray(xs, dtype)
@@ -103,9 +119,45 @@ def as_input(x: Any, d: int, dtype: np.dtype) -> Float[Array | np.ndarray, " d"]
 
 
 def require_real(what: str, value: Any) -> None:
-    """Refuse complex numbers, of which a conversion would keep the real part."""
+    """Refuse what is no array of real numbers, and would silently be taken for one.
+
+    **Arguments:**
+
+    - `what`: for the message: "inputs".
+    - `value`: an array, or what NumPy makes one of.
+    """
+    if isinstance(value, jax.Array) and not jnp.iscomplexobj(value):
+        return
     if np.iscomplexobj(value):
         raise UnderhoodError(f"expected real {what}", "complex numbers", "Use the real part.")
+    if isinstance(value, np.ma.MaskedArray):
+        if np.ma.is_masked(value):
+            hidden = f"{int(np.ma.count_masked(value))} masked of {value.size}"
+            raise UnderhoodError(f"expected {what} without a mask", hidden, "Fill in what is masked, or leave it out.")
+        return
+    dtype = getattr(value, "dtype", None)
+    if not isinstance(dtype, np.dtype):
+        dtype = np.asarray(value).dtype if isinstance(value, list | tuple) else None
+    if dtype is not None and dtype.kind in "MmSUV" and not jnp.issubdtype(dtype, np.number):
+        raise UnderhoodError(f"expected numbers as {what}", f"the dtype {dtype}", "Convert them first.")
+
+
+def as_state(state: Any) -> Any:
+    """A state with arrays of NumPy's in the byte order of this machine, which compiled functions take for granted."""
+    if all(not isinstance(leaf, np.ndarray) or _is_native(leaf) for leaf in jax.tree.leaves(state)):
+        return state
+    return jax.tree.map(_native, state)
+
+
+def _is_native(leaf: np.ndarray) -> bool:
+    return type(leaf) is np.ndarray and leaf.dtype.isnative and leaf.dtype.kind in "biuf"
+
+
+def _native(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray) or _is_native(leaf):
+        return leaf
+    require_real("a state", leaf)
+    return np.asarray(leaf, leaf.dtype.newbyteorder("="))
 
 
 def require_finite(name: str, value: Any) -> None:

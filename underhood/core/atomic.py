@@ -9,9 +9,10 @@ import tempfile
 from pathlib import Path
 
 from underhood.core.errors import UnderhoodError
+from underhood.core.interrupts import interrupts_blocked
 from underhood.core.memory import require_memory
 
-_SPECIAL = {
+SPECIAL = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
@@ -29,13 +30,15 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> Path:
     target = output_target(path)
     try:
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(mode)
-        Path(name).replace(target)
+        with interrupts_blocked():
+            descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).chmod(mode)
+            Path(name).replace(target)
+            _sync_folder(target.parent)
     except BaseException as error:
         if name is not None:
             with contextlib.suppress(OSError):
@@ -68,7 +71,7 @@ def output_target(path: str | os.PathLike[str]) -> Path:
 def special_file(path: str | os.PathLike[str]) -> str | None:
     """What `path` is if it is there and not a regular file, in words."""
     try:
-        return _SPECIAL.get(stat.S_IFMT(Path(path).stat().st_mode))
+        return SPECIAL.get(stat.S_IFMT(Path(path).stat().st_mode))
     except (OSError, ValueError):  # not there, or out of reach: whoever opens it says so
         return None
 
@@ -99,6 +102,16 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         raise UnderhoodError(f"no such file: {path}") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
         raise UnderhoodError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _sync_folder(path: Path) -> None:
+    """The new name on the disk, too; a folder that may be written but not read cannot be opened for it."""
+    with contextlib.suppress(PermissionError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _umask() -> int:

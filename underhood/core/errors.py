@@ -28,9 +28,28 @@ def in_shell(text: str) -> str:
     return SETTING.sub(flag, text)
 
 
+# What a terminal obeys rather than shows: control characters but for line breaks and tabs, changes of the direction of
+# writing, and bytes of file names that are no text.
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: object) -> str:
+    """The text with characters that a terminal would obey written out: names out of a file may hold any.
+
+    **Arguments:**
+
+    - `text`: what is to be printed.
+
+    **Returns:**
+
+    The same, with `\\x1b` for an escape.
+    """
+    return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
+
 def one_line(text: object) -> str:
     """A message may quote a file or a library: fold its line breaks, so that one error stays one line."""
-    return " ".join(str(text).split())
+    return printable(" ".join(str(text).split()))
 
 
 class UnderhoodError(ValueError):

@@ -135,8 +135,12 @@ def sizes_of(model: AbstractModel) -> dict[str, Any]:
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Header metadata and arrays of any safetensors file; the library checks every offset against the size."""
-    content = read_bytes(path)
+    """Header metadata and arrays of any safetensors file."""
+    return tensors_in(read_bytes(path), path)
+
+
+def tensors_in(content: bytes, path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """The same out of its content; the library checks every offset against the size."""
     try:
         entries = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:

@@ -25,6 +25,7 @@ from underhood.core.arrays import (
     DType,
     as_input,
     as_sequence,
+    as_state,
     as_weight,
     dtype_of,
     like_input,
@@ -246,15 +247,15 @@ class AbstractModel(Part):
         kept = dispatch.prepared(self)
         if kept is None:
             with precision_of(self):
-                state, y = dispatch.jitted(_step_of, self, state, as_input(x, self.d, self.dtype))
+                state, y = dispatch.jitted(_step_of, self, as_state(state), as_input(x, self.d, self.dtype))
                 return state, like_input(y, x)
         with precision(kept.dtype):
-            state, y = kept.call(_step_of, state, as_input(x, kept.d, kept.dtype))
+            state, y = kept.call(_step_of, as_state(state), as_input(x, kept.d, kept.dtype))
             return state, like_input(y, x)
 
     def scan(self, xs: Any, state: State | None = None) -> tuple[Any, State]:
         """A sequence (t, d) from `state` on → the outputs (t, d_out) and the state after them."""
-        start = () if state is None else (state,)
+        start = () if state is None else (as_state(state),)
         with precision_of(self):
             ys, state = dispatch.call(_scan_of, self, as_sequence(xs, self.d, self.dtype), *start)
             return like_input(ys, xs), state
@@ -265,7 +266,11 @@ class AbstractModel(Part):
 
     def __hash__(self) -> int:
         # jax.jit asks for one, and would say no more than that an array has none.
-        raise TypeError("a model has no hash, which jax.jit asks for. Use eqx.filter_jit(model).")
+        wide = " within `with jax.enable_x64(True):`, as its weights are float64" if self.dtype == np.float64 else ""
+        raise TypeError(
+            "a model has no hash, which jax.jit asks for. Call it as it is, it is compiled already; "
+            f"to compile a function of yours around it, use eqx.filter_jit(function){wide}."
+        )
 
     def _public(self, function: Callable[..., Array], xs: Any) -> Any:
         """Another way to map a sequence, given the same treatment as the call."""
@@ -343,8 +348,20 @@ def make_model(
 ) -> AbstractModel:
     """A randomly initialised model of the registry: `make_model("lstm", 4, hidden=64)`.
 
-    `d` and `d_out`: sizes of an input and an output, the same unless given. `hidden`: neurons of each of `layers`
-    layers. `pre_readout`: of a gated RNN's output gating, as many as hidden unless given. `seed`: of the weights.
+    **Arguments:**
+
+    - `name`: an architecture; an unknown one lists them all.
+    - `d`: size of an input.
+    - `hidden`: neurons of each layer.
+    - `d_out`: size of an output; `d` unless given.
+    - `layers`: how many, where an architecture can be stacked.
+    - `pre_readout`: neurons of a gated RNN's output gating; as many as hidden ones unless given.
+    - `seed`: of the weights.
+    - `dtype`: of the weights, and so of all that is computed with them.
+
+    **Returns:**
+
+    The model.
     """
     chosen = ARCHITECTURES[name]
     d_out = d if d_out is None else d_out
@@ -361,6 +378,6 @@ def make_model(
         raise UnderhoodError(rule, layers)
     for what in sizes.keys() - set(chosen.sizes):
         raise UnderhoodError(f"{name} has no size {what} to choose", remedy="Leave it out.")
-    with jax.enable_x64(np.dtype(dtype) == np.float64 or jax.config.read("jax_enable_x64")):
+    with jax.enable_x64(np.dtype(dtype) == np.float64):
         key = jax.random.key(seed)
         return chosen.make(d, d_out=d_out, hidden=hidden, layers=layers, key=key, dtype=dtype, **sizes)

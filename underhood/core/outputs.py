@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from underhood.core.atomic import output_target
+from underhood.core.atomic import output_target, write_atomically
 from underhood.core.errors import UnderhoodError
 
 HEAD = 4096  # bytes that tell kinds apart
@@ -94,6 +94,8 @@ MODEL = Kind("a model of underhood", lambda file: _metadata(file).get("format", 
 STATE_DICT = Kind("a torch export of underhood", _is_export)
 PAGE = Kind("a page of underhood", _is_page)
 ONNX = Kind("an ONNX graph", _is_onnx)
+PDF = Kind("a PDF of underhood", lambda file: file.read(5) == b"%PDF-" and b"/Creator (underhood)" in file.read())
+SVG = Kind("an SVG of underhood", lambda file: b"<dc:title>underhood</dc:title>" in file.read(HEAD))
 NPZ = Kind("an attention map of underhood", _is_map)
 PNG = Kind("a picture of underhood", _is_picture)
 
@@ -116,6 +118,24 @@ def require_outputs(
         targets.append(target)
         if not force:
             _require_replaceable(Path(path), target, kind, inputs)
+
+
+def write_output(path: str | os.PathLike[str], content: bytes, kind: Kind, *, force: bool = False) -> Path:
+    """Write a file of this kind, over nothing that is of another.
+
+    **Arguments:**
+
+    - `path`: the file.
+    - `content`: its bytes.
+    - `kind`: what they are.
+    - `force`: whether a file of another kind may be lost.
+
+    **Returns:**
+
+    The path.
+    """
+    require_outputs((path, kind), force=force)
+    return write_atomically(path, content)
 
 
 def _require_replaceable(path: Path, target: Path, kind: Kind, inputs: Iterable[str | os.PathLike[str] | None]) -> None:

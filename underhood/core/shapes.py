@@ -11,9 +11,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import operator
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,12 @@ from underhood.core.errors import UnderhoodError
 
 _ANNOTATED = re.compile(r"""\[\s*Array\s*,\s*["']([^"']*)["']\s*\]""")
 _NAME = re.compile(r"[A-Za-z]\w*")
+_OPERATORS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 
 Dimensions = tuple[str, ...]
 
@@ -138,7 +145,7 @@ def _is_known(word: str) -> bool:
         tree = ast.parse(word, mode="eval")
     except SyntaxError:
         return False
-    nodes = (ast.Expression, ast.Name, ast.Constant, ast.BinOp, ast.operator, ast.expr_context)
+    nodes = (ast.Expression, ast.Name, ast.Load, ast.Constant, ast.BinOp, *_OPERATORS)
     return all(isinstance(node, nodes) for node in ast.walk(tree))
 
 
@@ -154,11 +161,16 @@ def _used(module: Any, dimension: str, known: dict[str, Known]) -> dict[str, int
 
 
 def _evaluated(dimension: str, sizes: dict[str, int]) -> int | None:
-    """`dimension` stands in the source of a class, and has nothing but names, whole numbers and operators in it."""
     try:
-        return eval(dimension, {"__builtins__": {}}, dict(sizes))
+        return _value_of(ast.parse(dimension, mode="eval").body, sizes)
     except ZeroDivisionError:
         return None
+
+
+def _value_of(node: ast.AST, sizes: dict[str, int]) -> int:
+    if isinstance(node, ast.BinOp):
+        return _OPERATORS[type(node.op)](_value_of(node.left, sizes), _value_of(node.right, sizes))
+    return sizes[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
 
 
 def _mismatch(claim: Claim, used: dict[str, int], known: dict[str, Known]) -> UnderhoodError:

@@ -6,10 +6,9 @@ Measured on two cores at d = 8: 31 s of processor time with as many threads as c
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
-
-from threadpoolctl import threadpool_limits
 
 WIDE = 128  # inputs from which matrix products are worth a second thread
 
@@ -20,6 +19,8 @@ def threads_for(size: int) -> Iterator[None]:
     if size >= WIDE:
         yield
         return
+    from threadpoolctl import threadpool_limits
+
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch is not None else 0
     with threadpool_limits(limits=1):
@@ -30,3 +31,22 @@ def threads_for(size: int) -> Iterator[None]:
         finally:
             if torch is not None:
                 torch.set_num_threads(before)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, or fewer by NPROC, which sizes the compiler's thread pool."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("NPROC", "")
+    return min(allowed, int(asked)) if asked.isdigit() and int(asked) > 0 else allowed
+
+
+def offer_two_devices() -> None:
+    """Let the two halves of a batch be worked on at once (training/population.py); too late once jax has started.
+
+    jax counts the CPU as one device unless told otherwise before its first computation.
+    """
+    import jax
+
+    if usable_cores() >= 2:
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", 2)

@@ -13,10 +13,9 @@ import numpy as np
 from jaxtyping import Float
 
 from underhood.attention.linear import LinearAttention
-from underhood.core.atomic import write_atomically
-from underhood.core.errors import UnderhoodError
+from underhood.core.errors import UnderhoodError, printable
 from underhood.core.model import AbstractModel
-from underhood.core.outputs import MAP, NPZ, PAGE, PNG, Kind
+from underhood.core.outputs import MAP, NPZ, PAGE, PNG, Kind, require_outputs, write_output
 from underhood.explain.attention_map import attention_map, sequence_of
 from underhood.explain.maps import AttentionMap, Reduce
 from underhood.pages.drawing import text_of
@@ -39,11 +38,28 @@ def attend(
     reduce: Reduce = "norm",
     tokens: Sequence[str] | None = None,
     name: str = "network",
+    force: bool = False,
 ) -> AttentionMap:
-    """Write the attention map of `model` on `xs` (t, d) to `out`: a page, a picture or an archive by its name, .html,
-    .png or .npz. `tokens` names the steps. Returns the map, reduced as asked; the page has the other reductions, too.
+    """The attention map of a model on a sequence, as a page, a picture or an archive.
+
+    **Arguments:**
+
+    - `model`: what `attention_map` takes.
+    - `xs`: the sequence `(t, d)`.
+    - `out`: the file, by its name .html, .png or .npz; a page has all reductions.
+    - `layer`: of a stack, the layer whose map it is; the whole model unless given.
+    - `reduce`: what becomes of the matrix between two steps.
+    - `tokens`: names of the steps.
+    - `name`: of the network, in the title.
+    - `force`: write over a file of another kind.
+
+    **Returns:**
+
+    The map, reduced as asked.
     """
     suffix = suffix_of(out)
+    kind = SUFFIXES[suffix]
+    require_outputs((out, kind), force=force)
     if isinstance(model, AbstractModel):  # attention_map refuses all else
         xs = sequence_of(model, xs)
         tokens = None if tokens is None else require_tokens(tokens, len(xs))
@@ -52,10 +68,10 @@ def attend(
     found = attention_map(model, xs, layer=layer, reduce=reduce)
     if suffix == ".html":
         maps = all_maps(model, xs, layer)
-        content = page(maps, tokens, name=name, what=described(model, layer), chosen=reduce).encode()
+        content = page(maps, tokens, name=printable(name), what=described(model, layer), chosen=reduce).encode()
     else:
         content = archive(found, tokens) if suffix == ".npz" else draw_map(found, tokens, name)
-    write_atomically(out, content)
+    write_output(out, content, kind, force=force)
     return found
 
 

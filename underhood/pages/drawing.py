@@ -17,6 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from underhood.core.outputs import SOFTWARE
 from underhood.pages.appearance import INK
 
 if TYPE_CHECKING:
@@ -171,10 +172,14 @@ def seeds_of(row: dict[str, Any]) -> str:
 def rendered(figure: Figure, suffix: str, metadata: dict[str, Any] | None = None) -> bytes:
     """The figure as a file's bytes, without a date, so that the same figure is the same file."""
     buffer = io.BytesIO()
-    dated = {"pdf": "CreationDate", "png": "Software", "svg": "Date"}[suffix]
+    known = {
+        "pdf": {"Creator": SOFTWARE, "CreationDate": None},
+        "png": {"Software": SOFTWARE},
+        "svg": {"Title": SOFTWARE, "Date": None},
+    }
     with matplotlib.rc_context(SAVING), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a letter that the font lacks is drawn as a box
         for text in figure.findobj(Text):
             text.set_fontfamily(FONT)
-        figure.savefig(buffer, format=suffix, dpi=160, bbox_inches="tight", metadata=metadata or {dated: None})
+        figure.savefig(buffer, format=suffix, dpi=160, bbox_inches="tight", metadata=metadata or known[suffix])
     return buffer.getvalue()

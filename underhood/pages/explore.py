@@ -16,10 +16,10 @@ import numpy as np
 from underhood.architectures.gated_rnn.cell import DenseGatedRNN, GatedRNN
 from underhood.attention.linear import LinearAttention, require_attention
 from underhood.core.arrays import require_real
-from underhood.core.atomic import write_atomically
-from underhood.core.errors import UnderhoodError
+from underhood.core.errors import UnderhoodError, printable
 from underhood.core.files import sizes_of
 from underhood.core.model import AbstractModel
+from underhood.core.outputs import PAGE, require_outputs, write_output
 from underhood.decompiler.decompile import decompile
 from underhood.decompiler.from_weights.neurons import NEAR
 from underhood.explain.maps import AttentionMap, compare_maps
@@ -41,12 +41,27 @@ def explore(
     name: str = "network",
     xs: Any = None,
     seed: int = 0,
+    force: bool = False,
 ) -> Path:
-    """Write the page to `out`. Beside the network stands `against`, or the attention that decompile finds in it.
+    """A page to watch a network run: its states, the attention it computes, and what both do to an input that you draw.
 
-    `xs` (t, d) is the sequence to begin with, random unless given.
+    **Arguments:**
+
+    - `model`: a recurrent network of this package.
+    - `out`: the file, HTML.
+    - `against`: an attention to stand beside the network, the one that decompile finds in it unless given.
+    - `name`: of the network, in the title.
+    - `xs`: the sequence `(t, d)` to begin with, random unless given.
+    - `seed`: of what is drawn at random.
+    - `force`: write over a file of another kind.
+
+    **Returns:**
+
+    The path of the file.
     """
-    return write_atomically(out, explorer_html(model, against=against, name=name, xs=xs, seed=seed).encode())
+    require_outputs((out, PAGE), force=force)
+    content = explorer_html(model, against=against, name=printable(name), xs=xs, seed=seed).encode()
+    return write_output(out, content, PAGE, force=force)
 
 
 def explorer_html(model: Any, *, against: LinearAttention | None, name: str, xs: Any, seed: int) -> str:

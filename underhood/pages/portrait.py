@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.architectures.stack.cell import Stack
-from underhood.core.atomic import write_atomically
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import Part
+from underhood.core.outputs import PDF, PNG, SVG, require_outputs, write_output
 from underhood.layers.linear import SparseMatrix, dense
 from underhood.pages.charts import WEIGHT_CAPTIONS, Panel, weight_panels
 from underhood.pages.drawing import Line, draw_pipeline, rendered
@@ -24,16 +24,29 @@ from underhood.pages.svg import LARGEST_PANEL
 SUFFIXES = ("png", "pdf", "svg")
 
 
-def draw(model: object, out: str | os.PathLike[str], *, title: str = "") -> Path:
-    """Write a picture of every weight to `out`, a PNG, PDF or SVG by its name: blue positive, red negative, grey zero.
+def draw(model: object, out: str | os.PathLike[str], *, title: str = "", force: bool = False) -> Path:
+    """A picture of every weight: blue positive, red negative, grey zero.
 
     Each matrix is scaled by its largest weight. A gated RNN is drawn in the order in which data flows through it; of
     other networks, the arrays of each part in a line.
+
+    **Arguments:**
+
+    - `model`: a model of this package.
+    - `out`: the file, a PNG, PDF or SVG by its name.
+    - `title`: above the picture.
+    - `force`: write over a file of another kind.
+
+    **Returns:**
+
+    The path of the file.
     """
     suffix = Path(out).suffix.removeprefix(".").lower()
     if suffix not in SUFFIXES:
         raise UnderhoodError("expected a file name that ends in .png, .pdf or .svg", str(out))
-    return write_atomically(out, rendered(portrait(model, title), suffix))
+    kind = {"png": PNG, "pdf": PDF, "svg": SVG}[suffix]
+    require_outputs((out, kind), force=force)
+    return write_output(out, rendered(portrait(model, title), suffix), kind, force=force)
 
 
 def portrait(model: object, title: str = "") -> Figure:

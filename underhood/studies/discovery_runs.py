@@ -31,7 +31,7 @@ from underhood.decompiler.from_outputs.closeness import closeness
 from underhood.explain.in_context import NONE, in_context
 from underhood.layers.kernels.dispatch import forward
 from underhood.sweeps.spec import parse
-from underhood.sweeps.sweep import Teller, run_sweep
+from underhood.sweeps.sweep import SweepProgress, run_sweep
 from underhood.training.config import FitConfig
 from underhood.training.runs import Diverged, fit
 from underhood.training.tasks.associative_recall import AssociativeRecall
@@ -125,7 +125,7 @@ def trained(budget: str, names: list[str], folder: Path) -> list[Record]:
 
 def _swept(name: str, runs: list[Record], folder: Path) -> list[Record]:
     sweep = parse({"name": f"discovery, {name}", "runs": runs, "keep_models": True})
-    records = run_sweep(sweep, make_folder(folder) / name, resume=True, watch=Teller())
+    records = run_sweep(sweep, make_folder(folder) / name, resume=True, watch=SweepProgress())
     return [{**one, "file": str(folder / name / "models" / f"{one['id']}.safetensors")} for one in records]
 
 

@@ -21,7 +21,7 @@ from underhood.pages.appearance import COMPARED, stacked
 from underhood.studies.findings import REGRESSION, TASKS, TEACHER, D
 from underhood.sweeps.spec import Sweep, parse, read_spec
 from underhood.sweeps.store import SPEC, results
-from underhood.sweeps.sweep import Teller, run_sweep
+from underhood.sweeps.sweep import SweepProgress, run_sweep
 
 WIDTHS, ARCHITECTURES = "widths", "architectures"  # the folders of both sweeps
 Rates = dict[tuple[str, str, int], float]  # task, architecture, layers → learning rate
@@ -134,7 +134,7 @@ def _kinds_trained() -> list[tuple[str, str, int]]:
 @functools.cache
 def records_of(budget: str, folder: Path, widths: bool) -> tuple[dict[str, Any], ...]:
     """The runs of Figure 3, or of Figures 4 and 5; those that the folder does not hold yet are trained."""
-    run = functools.partial(run_sweep, resume=True, watch=Teller())
+    run = functools.partial(run_sweep, resume=True, watch=SweepProgress())
     if widths:
         return tuple(run(widths_of(budget), folder / WIDTHS))
     searched = SIZES[budget]["rates"] and best_rates(run(rates_of(budget), folder / "rates"))

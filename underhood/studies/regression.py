@@ -10,7 +10,7 @@ import numpy as np
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.attention.teachers import gradient_descent_attention
 from underhood.core.model import make_model
-from underhood.core.pace import Pace
+from underhood.core.progress import Progress
 from underhood.decompiler.decompile import decompile
 from underhood.pages.drawing import draw_table, new_figure, text_of
 from underhood.studies.alike import map_rows
@@ -68,7 +68,7 @@ def paper_networks(runs: Path) -> list[Any]:
     members = members_of(SECTION_4_2, range(len(SEEDS)))
     models = [make_model("gated-rnn", task.d, d_out=D_Y, hidden=SECTION_4_2_HIDDEN, seed=one.seed) for one in members]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    watch = Pace("Section 4.2", SECTION_4_2.steps)
+    watch = Progress("Section 4.2", SECTION_4_2.steps, "steps").losses
     found = fit_population(models, members, task, SECTION_4_2, out=folder, resume=folder.exists(), watch=watch)
     if any(run.interrupted for run in found):
         raise KeyboardInterrupt  # half a training is no result; the checkpoint stays

@@ -19,7 +19,7 @@ from underhood.attention.linear import LinearAttention
 from underhood.attention.teachers import random_attention
 from underhood.compiler.compile import compile as compile_attention
 from underhood.core.model import as_dtype, make_model
-from underhood.core.pace import Pace
+from underhood.core.progress import Progress
 from underhood.decompiler.decompile import decompile
 from underhood.decompiler.from_weights.merge import merge_rows
 from underhood.decompiler.from_weights.neurons import study_neurons, survivors
@@ -80,7 +80,10 @@ def paper_student(runs: Path, seed: int) -> Student:
     model = make_model("gated-rnn", D, hidden=SECTION_3_1_HIDDEN, seed=seed)
     members = members_of(SECTION_3_1, [seed])
     folder.parent.mkdir(parents=True, exist_ok=True)
-    task, watch = TeacherStudent(teacher, LENGTH), Pace(f"Section 3.1, seed {seed}", SECTION_3_1.steps)
+    task, watch = (
+        TeacherStudent(teacher, LENGTH),
+        Progress(f"Section 3.1, seed {seed}", SECTION_3_1.steps, "steps").losses,
+    )
     run = fit_population([model], members, task, SECTION_3_1, out=folder, resume=folder.exists(), watch=watch)[0]
     if run.interrupted:
         raise KeyboardInterrupt  # half a training is no result; the checkpoint stays

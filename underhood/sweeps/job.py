@@ -16,8 +16,8 @@ import numpy as np
 
 from underhood.core.errors import UnderhoodError, one_line
 from underhood.core.memory import NotEnoughMemory
-from underhood.core.model import AbstractModel, make_model
-from underhood.sweeps.spec import RunSpec
+from underhood.core.model import AbstractModel
+from underhood.training.specification import RunSpec
 from underhood.training.tasks.task import HELD_OUT, VALIDATION, AbstractTask, draw
 
 PAIRED = 65_536  # tasks on which a network and the optimal prediction are compared
@@ -56,14 +56,18 @@ def run_job(job: dict[str, Any], folder: str | None = None) -> list[Result]:
 
     runs = [RunSpec(**run) for run in job["runs"]]
     where = None if folder is None else Path(folder)
+    if where is not None and where.is_symlink():
+        raise UnderhoodError(f"not a folder of its own: {where}", "a link", "Remove it, or choose another `out`.")
     try:
         if runs[0].optimizer == "levenberg":
             return [_second_order(run, job) for run in runs]
         return _first_order(runs, job, where)
     except (Diverged, NotEnoughMemory) as error:
         reason, own = str(error), isinstance(error, Diverged)
-    except (UnderhoodError, OSError):
-        raise  # not this run's doing: a disk that is full, a folder that is gone
+    except (UnderhoodError, OSError) as error:
+        if where is not None:
+            raise  # not this run's doing: a disk that is full, a folder that is gone
+        reason, own = f"{type(error).__name__}: {one_line(error)[:300]}", False  # of the machine of a worker
     except Exception as error:  # of jax, for want of memory, or of a task of somebody else's
         reason, own = f"{type(error).__name__}: {one_line(error)[:300]}", False
     if len(runs) == 1:
@@ -74,6 +78,35 @@ def run_job(job: dict[str, Any], folder: str | None = None) -> list[Result]:
     return [run_job(one, part and str(part))[0] for one, part in zip(alone, parts, strict=True)]
 
 
+def own_results(job: dict[str, Any], answer: Any) -> list[Result]:
+    """What came back for a job, which a worker elsewhere may have got wrong: its own runs, each once, and their records.
+
+    A run with no sound record among them is one that failed, to be tried again. Numbers can only be taken on trust.
+    """
+    found: dict[str, Result] = {}
+    for entry in answer if isinstance(answer, list) else []:
+        if isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[0], dict):
+            found.setdefault(str(entry[0].get("id")), (entry[0], entry[1]))
+    results = []
+    for run in (RunSpec(**settings) for settings in job["runs"]):
+        record, network = found.get(run.id, ({}, None))
+        if _is_record_of(run, record) and isinstance(network, bytes | None):
+            results.append((record, network if job["keep_models"] else None))
+        else:
+            results += failures({**job, "runs": [run.as_dict()]}, "its worker gave no sound record of it", own=False)
+    return results
+
+
+def _is_record_of(run: RunSpec, record: dict[str, Any]) -> bool:
+    """The settings that were asked for, and an end: a loss where it was done, a reason where it failed."""
+    if any(record.get(name) != value for name, value in run.as_dict().items()):
+        return False
+    if record.get("status") == "failed":
+        return isinstance(record.get("reason"), str)
+    numbers = (record.get("held_out_loss"), record.get("seconds"), record.get("parameters"))
+    return record.get("status") == "done" and all(isinstance(number, int | float) for number in numbers)
+
+
 def failures(job: dict[str, Any], reason: str, *, own: bool) -> list[Result]:
     """The records of runs that cannot be done; `own`: anywhere, so that a resumed sweep does not try them again."""
     runs = (RunSpec(**run) for run in job["runs"])
@@ -82,25 +115,15 @@ def failures(job: dict[str, Any], reason: str, *, own: bool) -> list[Result]:
 
 
 def _first_order(runs: list[RunSpec], job: dict[str, Any], folder: Path | None) -> list[Result]:
-    from underhood.training.config import FitConfig
     from underhood.training.population import Member
     from underhood.training.room import require_room, shape_of
     from underhood.training.runs import fit_population
 
-    one, task = runs[0], runs[0].make_task()
-    # The rates are the members'; of the config's only their ratio counts, which is the paper's 1e-3 for all.
-    config = FitConfig(
-        steps=one.steps,
-        batch_size=one.batch_size,
-        checkpoint_every=min(job["checkpoint_every"], one.steps),
-        l2=one.l2,
-    )
+    task, config = runs[0].make_task(), runs[0].make_config(job["checkpoint_every"])
     members = [Member(run.seed, run.learning_rate, run.weight_decay) for run in runs]
-    require_room(shape_of(lambda: _model(one, task)), len(runs), task, config)
-    models = [_model(run, task) for run in runs]
+    require_room(shape_of(lambda: runs[0].make_model(task)), len(runs), task, config)
+    models = [run.make_model(task) for run in runs]
     found = fit_population(models, members, task, config, out=folder, resume=True)
-    if any(trained.interrupted for trained in found):
-        raise KeyboardInterrupt
     return [
         _result(
             run,
@@ -160,11 +183,6 @@ def _result(
         record["attention_r2"] = _closeness(run, task, model)
     kept = model_bytes(model, provenance={"command": "sweep", **run.as_dict()}) if job["keep_models"] else None
     return record, kept
-
-
-def _model(run: RunSpec, task: AbstractTask) -> AbstractModel:
-    sizes = {"hidden": run.hidden, "layers": run.layers, "d_out": task.d_out, "pre_readout": run.pre_readout}
-    return make_model(run.model, task.d, seed=run.seed, **sizes)
 
 
 def _against_optimum(task: AbstractTask, model: AbstractModel, seed: int) -> Iterable[tuple[str, float]]:

@@ -6,23 +6,25 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from typing import Any
 
+from underhood.core.folders import Folder
+from underhood.core.interrupts import interrupts_blocked
 from underhood.sweeps.job import Result, failures, run_job
 
 ATTEMPTS = 3  # of a job whose worker dies: killed for want of memory, say
 ONE_THREAD = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def run_here(jobs: Sequence[dict[str, Any]], folder: Path, workers: int, done: Callable[[list[Result]], Any]) -> None:
-    """Every job once; `done` is called here, with the results of each as it ends."""
+def run_here(
+    jobs: Sequence[dict[str, Any]], folder: Folder, workers: int, done: Callable[[dict[str, Any], list[Result]], Any]
+) -> None:
+    """Every job once; `done` is called here, with each job and its results as it ends."""
     waiting, attempts = {job["id"]: job for job in jobs}, dict.fromkeys((job["id"] for job in jobs), 0)
     with _one_thread_each():
         while waiting:
@@ -34,18 +36,17 @@ def run_here(jobs: Sequence[dict[str, Any]], folder: Path, workers: int, done: C
                 pooled = _pooled(now, folder, min(workers, len(now)), attempts)
                 with contextlib.closing(pooled):  # an error of `done` ends the workers, too
                     for identity, results in pooled:
-                        done(results)
-                        del waiting[identity]
-                        shutil.rmtree(folder / identity, ignore_errors=True)
+                        done(waiting.pop(identity), results)
+                        folder.inside(identity).remove_tree()
             except BrokenProcessPool:
                 for identity in [identity for identity in waiting if attempts[identity] >= ATTEMPTS]:
-                    reason = f"its worker died {ATTEMPTS} times: too little memory?"
-                    done(failures(waiting.pop(identity), reason, own=False))
-    shutil.rmtree(folder, ignore_errors=True)
+                    reason, job = f"its worker died {ATTEMPTS} times: too little memory?", waiting.pop(identity)
+                    done(job, failures(job, reason, own=False))
+    folder.remove_tree()
 
 
 def _pooled(
-    jobs: Sequence[dict[str, Any]], folder: Path, workers: int, attempts: dict[str, int]
+    jobs: Sequence[dict[str, Any]], folder: Folder, workers: int, attempts: dict[str, int]
 ) -> Generator[tuple[str, list[Result]], None, None]:
     spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     pool = concurrent.futures.ProcessPoolExecutor(workers, spawn, _begin, (os.getpid(),))
@@ -55,7 +56,9 @@ def _pooled(
             while queue and len(running) < workers:
                 job = queue.pop(0)
                 attempts[job["id"]] += 1
-                running[pool.submit(run_job, job, str(folder / job["id"]))] = job["id"]
+                with interrupts_blocked():  # from the first line of a worker on, Ctrl-C is the parent's business
+                    future = pool.submit(run_job, job, str(folder.make().path / job["id"]))
+                running[future] = job["id"]
             ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in ended:
                 identity = running.pop(future)

@@ -1,4 +1,4 @@
-"""One line of JSON a run, appended and flushed to the disk as it ends; duckdb asks the questions.
+"""One line of JSON per run, appended and flushed to the disk as it ends; duckdb asks the questions.
 
     sweeps/x/spec.json        what was asked for
     sweeps/x/results.jsonl    a line for each run that ended
@@ -6,25 +6,27 @@
     sweeps/x/jobs/            checkpoints of what is under way
 
 A kill can tear the last line in two. Whoever writes next takes the torn piece away and says so; whoever only reads
-leaves it out.
+leaves it out. The name of a run is a hash of its settings: a line whose settings have another name is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from underhood.core.atomic import read_bytes, write_atomically
 from underhood.core.errors import UnderhoodError
 from underhood.core.extras import require
-from underhood.core.lock import locked
+from underhood.core.folders import Folder
+from underhood.core.json_lines import LineFile, json_line, parse_lines
 from underhood.training.folder import listed
+from underhood.training.metrics import METRICS, read_metrics
+from underhood.training.specification import require_named_by_settings
 
-RESULTS, SPEC = "results.jsonl", "spec.json"
+RESULTS, SPEC, MODELS, JOBS = "results.jsonl", "spec.json", "models", "jobs"
 
 # The specification in the folder → what is different in it.
 Compare = Callable[[Any], list[str]]
@@ -34,9 +36,15 @@ class Store:
     """The results of one sweep; one writer at a time."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.torn = path, 0
+        self.path, self.files, self.torn = path, Folder(path), 0
         self.done: dict[str, dict[str, Any]] = {}
-        self._descriptor = -1
+        self._results: LineFile | None = None
+        self._bytes = 0
+
+    @property
+    def jobs(self) -> Folder:
+        """Of what is under way."""
+        return self.files.inside(JOBS)
 
     @contextlib.contextmanager
     def opened(self, spec: dict[str, Any], *, resume: bool, compare: Compare = lambda before: []) -> Iterator[Store]:
@@ -44,128 +52,137 @@ class Store:
 
         `compare` tells what is different in the specification that is there.
         """
-        with locked(self.path):
+        with self.files.locked():
             try:
                 self._open(spec, resume, compare)
                 yield self
             finally:
-                if self._descriptor >= 0:
-                    os.close(self._descriptor)
+                if self._results is not None:
+                    self._results.close()
 
     @property
     def has_begun(self) -> bool:
         """Is there anything to go on from, or to lose?"""
-        results = self.path / RESULTS
-        return (results.exists() and results.stat().st_size > 0) or any(self.path.glob("jobs/*/checkpoints/*"))
+        if self.files.has(RESULTS) and self.files.read(RESULTS):
+            return True
+        return any(self.jobs.inside(name).inside("checkpoints").names() for name in self.jobs.names())
 
     def _open(self, spec: dict[str, Any], resume: bool, compare: Compare) -> None:
-        described, results = self.path / SPEC, self.path / RESULTS
-        if described.exists() and self.has_begun:
+        self.files.require_own(SPEC, RESULTS, MODELS, JOBS)
+        self.files.inside(MODELS).require_own("")
+        self.jobs.require_own("")
+        if self.files.has(SPEC) and self.has_begun:
             if not resume:
                 raise UnderhoodError(f"{self.path} holds a sweep already", remedy="Use `resume=True` or another `out`.")
-            if different := compare(_json_in(described)):
+            if different := compare(self._spec()):
                 remedy = "Use the specification that it was started with, or another `out`."
                 raise UnderhoodError(f"the sweep in {self.path} is another one: {listed(different)}", remedy=remedy)
         else:
-            write_atomically(described, (json.dumps(spec, indent=1, ensure_ascii=False) + "\n").encode())
-        lines, whole, self.torn = read_lines(results) if results.exists() else ([], 0, 0)
+            self.files.write(SPEC, (json.dumps(spec, indent=1, ensure_ascii=False) + "\n").encode())
+        content = self.files.read(RESULTS) if self.files.has(RESULTS) else b""
+        lines, whole = parse_lines(content, self.path / RESULTS, _checked)
+        self.torn = int(whole < len(content))
         if any(line.get("retry") for line in lines):  # failed for want of memory, say: this machine may have more
             lines = [line for line in lines if not line.get("retry")]
-            whole = len(write_atomically(results, b"".join(map(_line, lines))).read_bytes())
-        try:
-            self._descriptor = os.open(results, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            os.ftruncate(self._descriptor, whole)
-            os.lseek(self._descriptor, 0, os.SEEK_END)
-        except OSError as error:
-            raise UnderhoodError(f"cannot write {results}: {error.strerror or error}") from error
+            content = b"".join(map(json_line, lines))
+            self.files.write(RESULTS, content)
+            whole = len(content)
+        self._results, self._bytes = LineFile(self.files, RESULTS), whole
+        if whole < len(content) or self.torn:
+            self._results.cut(whole)
         for line in lines:
             self.done.setdefault(line["id"], line)
+
+    def _spec(self) -> Any:
+        try:
+            return json.loads(self.files.read(SPEC).decode())
+        except (ValueError, RecursionError) as error:
+            raise UnderhoodError(f"cannot read {self.path / SPEC}: {error}", remedy="Use another `out`.") from None
 
     def add(self, record: dict[str, Any]) -> bool:
         """A run that ended; False if its line is there already."""
         if record["id"] in self.done:
             return False
-        content = _line(record)
-        begin = os.lseek(self._descriptor, 0, os.SEEK_END)
+        assert self._results is not None, "add belongs inside opened"
+        content = json_line(record)
+        self._results.add(content, self._bytes)
         try:
-            if os.write(self._descriptor, content) < len(content):
-                raise OSError(28, os.strerror(28))
-            os.fsync(self._descriptor)
-        except OSError as error:
-            os.ftruncate(self._descriptor, begin)
-            what = f"cannot write {self.path / RESULTS}: {error.strerror or error}"
-            raise UnderhoodError(what, remedy="What ended before is kept: `resume=True`.") from error
+            self._results.sync()
+        except UnderhoodError:
+            self._results.cut(self._bytes)
+            raise
+        self._bytes += len(content)
         self.done[record["id"]] = record
         return True
 
     def keep(self, name: str, content: bytes) -> None:
         """A network, before the line that speaks of it."""
-        folder = self.path / "models"
-        folder.mkdir(exist_ok=True)
-        write_atomically(folder / f"{name}.safetensors", content)
+        self.files.inside(MODELS).make().write(f"{name}.safetensors", content)
 
 
-def _line(record: dict[str, Any]) -> bytes:
-    return (json.dumps(record, ensure_ascii=False) + "\n").encode()
-
-
-def _json_in(path: Path) -> Any:
-    try:
-        return json.loads(read_bytes(path).decode())
-    except (ValueError, RecursionError) as error:
-        raise UnderhoodError(f"cannot read {path}: {error}", remedy="Use another `out`.") from None
-
-
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], int, int]:
-    """The records, the bytes that hold them, and 1 if a torn last line follows; a bad line elsewhere is an error."""
-    content, records, at = read_bytes(path), [], 0
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        try:
-            record = json.loads(line)
-            if not line.endswith(b"\n") or not _is_result(record):
-                raise ValueError("not a result")
-        except (ValueError, RecursionError):
-            if at + len(line) == len(content) and not line.endswith(b"\n"):
-                return records, at, 1
-            raise UnderhoodError(f"expected one result a line in {path}", f"line {number}: {line[:60]!r}") from None
-        records.append(record)
-        at += len(line)
-    return records, at, 0
-
-
-def _is_result(record: Any) -> bool:
-    """With what every reader counts on: a name, and how the run ended."""
-    return isinstance(record, dict) and isinstance(record.get("id"), str) and record.get("status") in ("done", "failed")
+def _checked(record: Any) -> dict[str, Any]:
+    """A record with what every reader counts on: its settings, a name that follows from them, how the run ended."""
+    if not isinstance(record, dict) or record.get("status") not in ("done", "failed"):
+        raise ValueError("not a result")
+    if record["status"] == "failed" and not isinstance(record.get("reason"), str):
+        raise ValueError("no reason")
+    require_named_by_settings(record)
+    return record
 
 
 def results(path: str | Path) -> list[dict[str, Any]]:
-    """Every result of a sweep's folder."""
-    file = Path(path) / RESULTS
-    return read_lines(file)[0] if file.exists() else []
+    """Every result of a sweep's folder.
+
+    **Arguments:**
+
+    - `path`: the folder.
+
+    **Returns:**
+
+    A record for each run that ended; none where there is no sweep.
+    """
+    folder = Folder(Path(path))
+    return parse_lines(folder.read(RESULTS), folder.path / RESULTS, _checked)[0] if folder.has(RESULTS) else []
 
 
 def query(path: str | Path, question: str) -> list[dict[str, Any]]:
-    """SQL over the results of a sweep, as the table `runs`: query("sweeps/x", "select model, seed from runs").
+    """SQL over the results of a sweep, or over the log of a run: `query("sweeps/x", "select model, seed from runs")`.
 
-    `path`: the sweep's folder. `question`: in duckdb's SQL; it can read nothing but the table. A row is a dictionary.
+    **Arguments:**
+
+    - `path`: the folder of a sweep, whose results are the table `runs`, or of a run, whose log is the table `metrics`.
+    - `question`: in duckdb's SQL; it can read nothing but the table.
+
+    **Returns:**
+
+    A dictionary for each row of the answer.
     """
     duckdb = require("duckdb", "sweep", "a question to a sweep")
-    file = Path(path) / RESULTS
-    if not file.exists():
-        raise UnderhoodError(f"no {RESULTS} in {path}", remedy="Run `underhood sweep` first.")
-    whole = [record["id"] for record in read_lines(file)[0]]  # names a broken line better than duckdb does
-    with duckdb.connect(config={"enable_external_access": "true"}) as connection:
+    table, lines = _table(Path(path))
+    with duckdb.connect() as connection, tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
+        file.write(b"".join(map(json_line, lines)))
+        file.flush()
         try:
-            source = connection.read_json(str(file), format="newline_delimited", ignore_errors=True, sample_size=-1)
+            source = connection.read_json(file.name, format="newline_delimited", sample_size=-1)
+            connection.execute(f"create table {table} as select * from source")
             # From here on nothing but the table can be read, whatever the question says.
-            connection.execute("create table runs as select * from source where list_contains(?, id)", [whole])
             connection.execute("set enable_external_access = false")
             del source
         except duckdb.Error as error:
-            raise UnderhoodError(f"{file} is not a table of results: {str(error).splitlines()[0]}") from None
+            raise UnderhoodError(f"{path} is not a table of results: {str(error).splitlines()[0]}") from None
         try:
             answer = connection.execute(question)
             names = [column[0] for column in answer.description or ()]
             return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
         except duckdb.Error as error:
-            raise UnderhoodError("expected SQL over the table runs", str(error).splitlines()[0]) from None
+            raise UnderhoodError(f"expected SQL over the table {table}", str(error).splitlines()[0]) from None
+
+
+def _table(path: Path) -> tuple[str, list[dict[str, Any]]]:
+    """Its name and its rows."""
+    folder = Folder(path)
+    if folder.has(RESULTS):
+        return "runs", results(path)
+    if folder.has(METRICS):
+        return "metrics", read_metrics(path)[0]
+    raise UnderhoodError(f"no {RESULTS} and no {METRICS} in {path}", remedy="Run `underhood sweep` or `train` first.")

@@ -4,43 +4,48 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from underhood.core.errors import UnderhoodError
+from underhood.core.interrupts import interruptible
+from underhood.core.progress import Progress
 from underhood.sweeps.cluster import Tls, require_address, run_on_cluster
-from underhood.sweeps.job import Result, jobs_of, work_of
+from underhood.sweeps.job import jobs_of, own_results, work_of
 from underhood.sweeps.local import run_here
-from underhood.sweeps.spec import RunSpec, Sweep, parse, read_spec
+from underhood.sweeps.spec import Sweep, parse, read_spec
 from underhood.sweeps.store import SPEC, Store
 from underhood.training.folder import differences
+from underhood.training.specification import RunSpec
 
 # Called with (runs that are done, runs of the sweep, record of the last) as each run ends.
 Watcher = Callable[[int, int, dict[str, Any]], Any]
 
 
-class Teller:
-    """A line on stderr for each run that ends, with the time that is left at the pace so far."""
+class SweepProgress(Progress):
+    """A line for each run that ends, with the time that is left: the widest come first, so that work is counted."""
 
     def __init__(self) -> None:
-        self.expects([])
+        super().__init__("sweep", 0.0)
+        self._work: dict[str, float] = {}
 
     def expects(self, runs: Sequence[RunSpec]) -> None:
-        """What is to be done: the widest come first, so that a count of runs would tell a multiple of what is left."""
-        self._began, self._left = time.monotonic(), {run.id: work_of(run) for run in runs}
-        self._work = sum(self._left.values())
+        """What is to be done."""
+        self._work = {run.id: work_of(run) for run in runs}
+        self.total, self._left_over = sum(self._work.values()), dict(self._work)
+        self._first = 0.0, time.monotonic()
 
     def __call__(self, done: int, total: int, record: dict[str, Any]) -> None:
-        self._left.pop(record["id"], None)
-        left, passed = sum(self._left.values()), time.monotonic() - self._began
-        minutes = passed * left / (self._work - left) / 60 if left < self._work else 0.0
+        """A run ended; `done` of `total` have."""
+        self._left_over.pop(record["id"], None)
         loss = record.get("held_out_loss")
-        shown = record.get("reason", "") if loss is None else f"loss {loss:.3e}, {record['seconds']:.0f} s"
+        outcome = record.get("reason", "") if loss is None else f"loss {loss:.3e}, {record['seconds']:.0f} s"
         size = f"{record['model']} {record['layers']}×{record['hidden']} seed {record['seed']}"
-        sys.stderr.write(f"{done}/{total} · {record['task']} · {size}: {shown} · {minutes:.0f} min left\n")
+        self.name = f"{done}/{total}"
+        work = (self.total or 0.0) - sum(self._left_over.values())
+        self.update(work, f"{record['task']} · {size}: {outcome}", now=True)
 
 
 def run_sweep(
@@ -54,13 +59,23 @@ def run_sweep(
     watch: Watcher | None = None,
     warn: Callable[[str], Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train all runs of a sweep, and return their records in the order of the specification.
+    """Train all runs of a sweep.
 
-    `spec`: a file, its content, or what `parse` made of it (docs/scale.md). `out`: the folder for results, which
-    `resume` goes on from. `scheduler`: the address of a dask cluster, with `tls` where it asks for certificates;
-    otherwise `workers` processes here, one a core unless given. `watch(done, total, record)` is called as each run
-    ends (and, where it has that method, `watch.expects(runs)` before the first of those that are to be done),
-    `warn(text)` where something was mended.
+    **Arguments:**
+
+    - `spec`: a file, its content, or what `parse` made of it (docs/scale.md).
+    - `out`: the folder for the results.
+    - `scheduler`: the address of a dask cluster; without it, `workers` processes run here.
+    - `tls`: certificates, where the cluster asks for them.
+    - `workers`: processes of one core each; as many as there are cores unless given.
+    - `resume`: go on with the sweep in `out`.
+    - `watch`: called with the number of runs that are done, that of all, and the record of the last, as each run ends;
+        its method `expects(runs)`, where it has one, before the first of those that are to be done.
+    - `warn`: called with a text where something was mended, or is waited for.
+
+    **Returns:**
+
+    The records, in the order of the specification: settings, `status`, losses, `seconds`.
     """
     sweep, warn = spec if isinstance(spec, Sweep) else read_spec(spec), warn or (lambda text: None)
     runs = sweep.expanded()
@@ -83,18 +98,19 @@ def run_sweep(
         if (expects := getattr(watch, "expects", None)) is not None:
             expects(left)
 
-        def done(results: list[Result]) -> None:
-            for record, network in results:
+        def done(job: dict[str, Any], answer: Any) -> None:
+            for record, network in own_results(job, answer):
                 if network is not None:
                     store.keep(record["id"], network)
                 store.add(record)
                 if watch is not None:
                     watch(len(wanted & store.done.keys()), len(runs), record)
 
-        if scheduler is None:
-            run_here(jobs, store.path / "jobs", workers, done)
-        else:
-            run_on_cluster(jobs, scheduler, done, tls=tls, warn=warn)
+        with interruptible():
+            if scheduler is None:
+                run_here(jobs, store.jobs, workers, done)
+            else:
+                run_on_cluster(jobs, scheduler, done, tls=tls, warn=warn)
         return [store.done[run.id] for run in runs]
 
 

@@ -76,15 +76,22 @@ def start(vector: Float[Array, " p"]) -> Position:
 
 
 def annealed(config: FitConfig) -> Callable[[Any], Any]:
-    """The cosine as a factor of the learning rate, from 1 to final/initial."""
+    """The cosine as a factor of the learning rate, from 1 to final/initial; one after the other where a run went on."""
     ratio = config.final_learning_rate / config.learning_rate
-    return optax.cosine_decay_schedule(1.0, config.steps, alpha=ratio)
+    ends = (*config.restarts, config.steps)
+    cosines = [
+        optax.cosine_decay_schedule(1.0, end - start, alpha=ratio)
+        for start, end in zip((0, *config.restarts), ends, strict=True)
+    ]
+    return cosines[0] if len(cosines) == 1 else optax.join_schedules(cosines, list(config.restarts))
 
 
 def learning_rate_at(config: FitConfig, step: int) -> float:
     """η_s on the host, for the log."""
+    start = max((end for end in config.restarts if end < step), default=0)
+    length = min((end for end in (*config.restarts, config.steps) if end >= step), default=config.steps) - start
     ratio = config.final_learning_rate / config.learning_rate
-    cosine = 0.5 * (1 + np.cos(np.pi * min(step, config.steps) / config.steps))
+    cosine = 0.5 * (1 + np.cos(np.pi * min(step - start, length) / length))
     return float(config.learning_rate * ((1 - ratio) * cosine + ratio))
 
 

@@ -37,7 +37,7 @@ class FitConfig:
     """Decoupled decay of all parameters but the recurrent ones. The paper's exponent is lost (docs/fidelity.md)."""
     l2: float = 0.0
     """½ l2 |w|² is added to the loss that is descended, for all parameters but the recurrent ones. Unlike decay, its
-    gradient goes through Adam. Losses are told without it."""
+    gradient goes through Adam. Reported losses exclude it."""
     anneal_l2: bool = False
     """The penalty falls with the learning rate, by the same cosine, and so leaves no floor in the loss."""
     epsilon: float = 1e-8
@@ -45,9 +45,11 @@ class FitConfig:
     seed: int = 0
     """Seed of the data stream; the network's own seed is chosen where it is made."""
     log_every: int = 100
-    """Steps to a line of the metrics log, which holds their mean loss."""
+    """Steps per line of the metrics log, which holds their mean loss."""
     checkpoint_every: int = 5_000
-    """Steps to a checkpoint."""
+    """Steps between checkpoints."""
+    restarts: tuple[int, ...] = ()
+    """Steps at which a cosine ends and another begins: where a run had ended that went on."""
     held_out: int = 4_096
     """Sequences of the held-out loss, from a stream that training never draws from."""
 
@@ -57,12 +59,14 @@ class FitConfig:
                 raise UnderhoodError(f"expected {name} of 1 or more", getattr(self, name))
         for name in ("learning_rate", "final_learning_rate", "weight_decay", "l2", "epsilon"):
             require_rate(name, getattr(self, name))
+        if [*self.restarts] != sorted({*self.restarts}) or not all(0 < step < self.steps for step in self.restarts):
+            raise UnderhoodError(f"expected restarts that rise from 1 to {self.steps - 1}", self.restarts)
         if not 0 <= self.seed < 2**31:
             raise UnderhoodError("expected a seed from 0 to 2³¹ − 1", self.seed)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON. Without l2 where there is none: run folders from before it was there can be resumed."""
-        later = ("l2", "anneal_l2")
+        """Plain JSON. Without what came later where it is not used: run folders from before can be resumed."""
+        later = ("l2", "anneal_l2", "restarts")
         return {name: value for name, value in dataclasses.asdict(self).items() if value or name not in later}
 
 

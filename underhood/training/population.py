@@ -5,7 +5,7 @@ A chunk draws its batches together, ahead of a loop over steps that never leaves
 they share the cores. Batching members into one larger program (vmap) was slower: at n = 80 four members took 0.65 ms
 a step each where one alone takes 0.39, since batched products of small matrices leave the fast library.
 
-A network that trains alone, with two devices there (`core/cores.py`), makes the gradients of half a batch on each of
+A network that trains alone, with two devices there (`core/threads.py`), makes the gradients of half a batch on each of
 them, and both take the same step: at n = 100, the compiler's own threads won 5 % by the second core. In halves or
 as a whole, sums differ in their last bits; a run folder keeps which it was, and a single device goes through the
 halves in turn.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +18,20 @@ import numpy as np
 
 from underhood.core.arrays import precision_of
 from underhood.core.errors import UnderhoodError
-from underhood.core.files import save
+from underhood.core.files import model_bytes
 from underhood.core.memory import NotEnoughMemory
 from underhood.core.model import AbstractModel
 from underhood.training import adamw
 from underhood.training.checkpoints import Checkpoint
 from underhood.training.config import CHUNK, FitConfig
+from underhood.training.fingerprint import fingerprint_of
 from underhood.training.folder import RunFolder
 from underhood.training.metrics import MemoryLog
 from underhood.training.population import Loss, Member, Trainer, require_alike
 from underhood.training.room import require_room
 from underhood.training.tasks.task import AbstractTask
 
+OnInterrupt = Literal["raise", "return"]
 # Called after each chunk with the step and the members' latest losses.
 Watcher = Callable[[int, np.ndarray], None]
 
@@ -77,17 +79,33 @@ def fit(
     resume: bool = False,
     watch: Watcher | None = None,
     loss: Loss | None = None,
+    on_interrupt: OnInterrupt = "raise",
 ) -> Run:
     """min_w ½ mean |f_w(x) − y|²: train `model` on fresh sequences of `task` by AdamW.
 
-    With `out`, in a run folder that survives a kill at any moment and that `resume` goes on from. `watch(step,
-    losses)` is called after each chunk of steps. `loss(model, xs, ys)` of a batch replaces the task's loss.
+    **Arguments:**
+
+    - `model`: the network at the start; it is not changed.
+    - `task`: what draws sequences and the outputs wanted.
+    - `config`: steps, rates and the rest, `uh.FitConfig()` unless given.
+    - `out`: a run folder, which survives a kill at any moment.
+    - `resume`: go on with the run in `out`, or start if there is none. A run that has ended goes on where `config`
+      asks for more steps, with a new cosine over the further ones.
+    - `watch`: called as `watch(step, losses)` after each chunk of steps.
+    - `loss`: `loss(model, xs, ys)` of a batch, in place of the task's.
+    - `on_interrupt`: what Ctrl-C does once a checkpoint is written: "raise" KeyboardInterrupt, or "return" the
+      network so far, with `interrupted` set.
+
+    **Returns:**
+
+    The trained network, its losses and its folder.
     """
     config = FitConfig() if config is None else config
     if not isinstance(config, FitConfig):
         raise UnderhoodError("expected a uh.FitConfig", type(config).__name__)
     member = Member(config.seed, config.learning_rate, config.weight_decay)
-    return fit_population([model], [member], task, config, out=out, resume=resume, watch=watch, loss=loss)[0]
+    options: dict[str, Any] = {"out": out, "resume": resume, "watch": watch, "loss": loss, "on_interrupt": on_interrupt}
+    return fit_population([model], [member], task, config, **options)[0]
 
 
 def fit_population(
@@ -101,18 +119,28 @@ def fit_population(
     watch: Watcher | None = None,
     warn: Callable[[str], None] | None = None,
     loss: Loss | None = None,
+    on_interrupt: OnInterrupt = "raise",
     command: dict[str, Any] | None = None,
 ) -> list[Run]:
     """Train one model for each member, side by side: one architecture and size, with seeds and rates of their own.
 
-    The rates are the members'; of the config's own only the ratio of the final to the first one counts. `warn` hears
-    of checkpoints that had to be passed over. `command` is kept in run.json, for the command line to resume from. The
-    other options are those of `fit`.
+    **Arguments:**
+
+    - `models`: a network for each member.
+    - `members`: their seeds and rates; of the rates in `config` only the ratio of the final to the first one counts.
+    - `task`, `config`, `out`, `resume`, `watch`, `loss`, `on_interrupt`: as for `fit`.
+    - `warn`: called with a text where checkpoints had to be passed over.
+    - `command`: kept in run.json, for the command line to resume from.
+
+    **Returns:**
+
+    A trained network for each member.
     """
     require_alike(models, members, task)
     require_room(models[0], len(models), task, config)
     folder = None if out is None else RunFolder(Path(out))
     with precision_of(models[0]), folder.locked() if folder else nullcontext():
+        config = folder.extended(config, command) if folder and resume else config
         # In halves or as a whole changes last bits: a resumed run does as it did before.
         halves = folder.recorded.get("halves", 1) if folder and resume and folder.recorded else None
         population = _Population(models, members, task, config, folder, loss, halves)
@@ -122,11 +150,14 @@ def fit_population(
             warn("; ".join(str(problem) for problem in folder.problems) + f" Going on from {used}.")
         try:
             population.begin(found)
-            return population.run(watch)
+            runs = population.run(watch)
         except jax.errors.JaxRuntimeError as error:
             if str(error).startswith("RESOURCE_EXHAUSTED"):
                 raise NotEnoughMemory(f"jax gave up: {str(error)[:200]}", remedy="Choose smaller sizes.") from error
             raise
+    if on_interrupt == "raise" and any(run.interrupted for run in runs):
+        raise KeyboardInterrupt(f"go on with `resume=True` from {out}" if out else "")
+    return runs
 
 
 class _Population:
@@ -136,7 +167,7 @@ class _Population:
         self, models, members, task, config, folder: RunFolder | None, loss: Loss | None, halves: int | None
     ) -> None:
         self.models, self.members, self.task, self.config = models, tuple(members), task, config
-        self.folder, self.memory = folder, MemoryLog()
+        self.folder, self.memory, self.loss = folder, MemoryLog(), loss
         # Members share the cores among them.
         self.trainer = Trainer(models[0], task, config, loss, halves=halves if len(members) == 1 else 1)
         self.step, self.window = 0, np.zeros((len(members), 0))
@@ -152,6 +183,7 @@ class _Population:
             "model": [_fingerprint(model) for model in self.models],
             "config": self.config.as_dict(),
             "members": [dataclasses.asdict(member) for member in self.members],
+            "loss": "task" if self.loss is None else fingerprint_of(self.loss),
             **({"halves": self.trainer.halves} if self.trainer.halves > 1 else {}),
         }
 
@@ -257,8 +289,8 @@ class _Population:
         )
         if self.folder is None or not done:
             return run
-        path = self.folder.path / model_name(self.members, index)
-        return dataclasses.replace(run, file=save(run.model, path, provenance=self._origin(run)))
+        content = model_bytes(run.model, provenance=self._origin(run))
+        return dataclasses.replace(run, file=self.folder.files.write(model_name(self.members, index), content))
 
     def _origin(self, run: Run) -> dict[str, Any]:
         return {
