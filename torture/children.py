@@ -23,6 +23,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from underhood.core.interrupts import exit_on_interrupt
+
 ONE_THREAD = dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 ESCAPED = 99  # exit code of a child whose command raised
 
@@ -87,7 +89,7 @@ class Child:
             os.dup2(self._err.fileno(), 2)
             sys.stdout = os.fdopen(1, "w", closefd=False)
             sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on Ctrl-C is the command's business
+            exit_on_interrupt()  # as in a process of the command line
             code = call()
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else ESCAPED

@@ -113,6 +113,7 @@ def readable(folder: Path) -> str | None:
     """Every file by its kind: what cannot be read is half of a file."""
     from underhood.core.errors import UnderhoodError
     from underhood.core.files import read_tensors
+    from underhood.core.folders import Folder
     from underhood.training.checkpoints import read_checkpoint
 
     for path in sorted(folder.rglob("*")):
@@ -120,7 +121,7 @@ def readable(folder: Path) -> str | None:
             continue
         try:
             if path.parent.name == "checkpoints":
-                read_checkpoint(path)
+                read_checkpoint(Folder(path.parent), path.name)
             elif path.suffix == ".safetensors":
                 read_tensors(path)
             elif path.suffix == ".json":

@@ -14,7 +14,10 @@ from typing import Any
 
 from underhood.studies.artifact import commit_of_source
 
-PARTS = ("files", "outputs", "memory", "api", "crashes", "disk", "numbers", "determinism", "streaming")
+PARTS = (
+    *("files", "outputs", "memory", "api", "hostile", "signals", "crashes", "disk"),
+    *("numbers", "determinism", "streaming"),
+)
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "torture.json"
 SHOWN = 12  # losses that are kept in words
 

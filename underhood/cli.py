@@ -25,7 +25,9 @@ from underhood.commands.export import Export
 from underhood.commands.import_ import Import
 from underhood.commands.in_context import InContext
 from underhood.commands.output import ANSWER_IS_NO, BAD_INPUT, DONE, INTERNAL_ERROR, print_json
+from underhood.commands.plot import Plot
 from underhood.commands.probe import Probe
+from underhood.commands.query import Query
 from underhood.commands.report import Report
 from underhood.commands.reproduce import Reproduce
 from underhood.commands.sample import Sample
@@ -43,7 +45,9 @@ COMMANDS: tuple[type, ...] = (
     Probe,
     InContext,
     Train,
+    Plot,
     Sweep,
+    Query,
     Reproduce,
     Report,
     Explore,

@@ -20,7 +20,7 @@ def shell(command, folder, **environment):
 
 def test_a_closed_stdout_is_one_line_and_no_answer(tmp_path):
     done = shell(" ".join([*SAMPLE, "--json", ">&-"]), tmp_path)
-    assert (done.returncode, done.stderr) == (2, b"underhood: cannot print the answer: stdout is closed.\n")
+    assert (done.returncode, done.stderr) == (2, b"underhood: cannot print the answer: stdout is closed\n")
     assert os.listdir(tmp_path) == []
 
 

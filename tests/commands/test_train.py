@@ -215,3 +215,45 @@ def test_tensorboard_says_what_it_needs(capsys, tmp_path, monkeypatch):
     code, _, err = run(capsys, *SMALL, "--tensorboard", "--out", str(tmp_path / "run"))
     assert code == 2
     assert "underhood[tensorboard]" in err
+
+
+def typed(capsys, *arguments):
+    code = main([*arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_a_curve_and_questions(capsys, tmp_path):
+    folder = str(tmp_path / "run")
+    assert run(capsys, *SMALL, "--seeds", "2", "--out", folder)[0] == 0
+    code, out, _ = typed(capsys, "plot", folder, "--json")
+    assert code == 0
+    assert len(json.loads(out)["curves"]) == 2
+    assert (tmp_path / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "a.svg").write_text("mine")
+    assert typed(capsys, "plot", folder, "--out", str(tmp_path / "a.svg"))[0] == 2
+    code, out, _ = typed(capsys, "query", folder, "select count(distinct seed) as seeds from metrics", "--json")
+    assert (code, json.loads(out)["rows"]) == (0, [{"seeds": 2}])
+    for command in (["plot", str(tmp_path)], ["query", str(tmp_path), "select 1"], ["query", folder, "drop it"]):
+        code, _, err = typed(capsys, *command)
+        assert (code, err.count("\n")) == (2, 1)
+
+
+def test_progress_in_a_log(capsys, tmp_path, monkeypatch):
+    from underhood.core import progress
+
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    _, _, err = run(capsys, *SMALL, "--out", str(tmp_path / "run"))
+    assert "train: " in err
+    assert " steps · loss " in err
+
+
+def test_a_run_that_has_ended_goes_on_for_more(capsys, tmp_path):
+    folder = str(tmp_path / "run")
+    first = [*SMALL, "--out", folder]
+    assert run(capsys, *first)[0] == 0
+    steps = int(SMALL[SMALL.index("--steps") + 1])
+    code, out, _ = typed(capsys, "train", "--out", folder, "--resume", "--steps", str(2 * steps), "--json")
+    assert (code, json.loads(out)["runs"][0]["steps"]) == (0, 2 * steps)
+    code, out, _ = typed(capsys, "train", "--out", folder, "--resume", "--json")  # and is remembered
+    assert (code, json.loads(out)["runs"][0]["steps"]) == (0, 2 * steps)

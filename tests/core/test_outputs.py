@@ -133,3 +133,28 @@ def test_python_writes_over_what_it_likes(tmp_path):
     (tmp_path / "notes").write_text("words")
     uh.save(uh.random_attention(2), tmp_path / "notes")
     assert uh.load(tmp_path / "notes").d == 2
+
+
+NETWORK = uh.compile(uh.random_attention(2, seed=0), to="lstm").model
+
+
+@pytest.mark.parametrize(
+    ("write", "names"),
+    [
+        (lambda path, **how: uh.explore(NETWORK, path, **how), ["notes.md", "thesis.html"]),
+        (lambda path, **how: uh.attend(NETWORK, np.ones((3, 2)), path, **how), ["a.npz", "a.png", "a.html"]),
+        (lambda path, **how: uh.draw(NETWORK, path, **how), ["photo.png", "paper.pdf", "drawing.svg"]),
+    ],
+    ids=["explore", "attend", "draw"],
+)
+def test_functions_write_over_what_commands_write_over(write, names, tmp_path):
+    """A file of somebody's stays, one of ours is made anew, and `force=True` overrules."""
+    for name in names:
+        path = tmp_path / name
+        path.write_bytes(b"years of work")
+        with pytest.raises(UnderhoodError, match="cannot write over"):
+            write(path)
+        assert path.read_bytes() == b"years of work"
+        write(path, force=True)
+        assert path.read_bytes() != b"years of work"
+        write(path)

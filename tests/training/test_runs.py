@@ -1,5 +1,6 @@
 """Runs that are killed, interrupted, damaged or out of room."""
 
+import errno
 import json
 import os
 import random
@@ -48,15 +49,19 @@ class Stop(Exception):
     pass
 
 
+def stop_at(last):
+    def watch(step, _):
+        if step >= last:
+            raise Stop
+
+    return watch
+
+
 def stopped_at(step, folder):
     """A run that ends without a chance to tidy up, as close to a kill as one process can come."""
 
-    def watch(now, _):
-        if now >= step:
-            raise Stop
-
     with pytest.raises(Stop):
-        fit(model(), TASK, CONFIG, out=folder, resume=True, watch=watch)
+        fit(model(), TASK, CONFIG, out=folder, resume=True, watch=stop_at(step))
 
 
 def test_a_run_folder_holds_settings_metrics_checkpoints_and_the_model(unbroken):
@@ -175,7 +180,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_run_goes_on_from_it(unbroken, tm
         if step >= 70:
             signal.raise_signal(signal.SIGINT)
 
-    run = fit(model(), TASK, CONFIG, out=tmp_path / "run", watch=watch)
+    run = fit(model(), TASK, CONFIG, out=tmp_path / "run", watch=watch, on_interrupt="return")
     assert run.interrupted
     assert run.steps < 300
     found, _ = newest_good(Folder(tmp_path / "run" / "checkpoints"))
@@ -274,3 +279,128 @@ def test_a_log_that_names_no_member_is_one_line(member, tmp_path):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "member": {member}}}\n')
     with pytest.raises(UnderhoodError, match=r"expected one JSON object per line in .*; got line 1"):
         read_metrics(tmp_path)
+
+
+def squares(model, xs, wanted):
+    return jax.numpy.mean((jax.vmap(model)(xs)[:, -1, -1:] - wanted) ** 2)
+
+
+def test_another_loss_is_another_run(tmp_path):
+    """One log with two losses would be no log."""
+    scale = 2.0
+
+    def scaled(*batch):
+        return scale * squares(*batch)
+
+    with pytest.raises(Stop):
+        fit(model(), TASK, CONFIG, out=tmp_path, loss=scaled, watch=stop_at(70))
+    for other in (None, squares, lambda *batch: 3.0 * squares(*batch)):
+        with pytest.raises(UnderhoodError, match="other settings: loss"):
+            fit(model(), TASK, CONFIG, out=tmp_path, loss=other, resume=True)
+    scale = 3.0  # closed over: the same code, another function
+    with pytest.raises(UnderhoodError, match="other settings: loss"):
+        fit(model(), TASK, CONFIG, out=tmp_path, loss=scaled, resume=True)
+    scale = 2.0
+    assert fit(model(), TASK, CONFIG, out=tmp_path, loss=scaled, resume=True).steps == 300
+
+
+def test_a_task_s_own_loss_is_not_gone_on_with_by_another(tmp_path):
+    stopped_at(70, tmp_path)
+    with pytest.raises(UnderhoodError, match="other settings: loss"):
+        fit(model(), TASK, CONFIG, out=tmp_path, loss=squares, resume=True)
+
+
+def test_a_run_from_before_losses_were_written_down_goes_on(unbroken, tmp_path):
+    stopped_at(70, tmp_path)
+    recorded = json.loads((tmp_path / "run.json").read_text())
+    assert recorded.pop("loss") == "task"
+    (tmp_path / "run.json").write_text(json.dumps(recorded))
+    fit(model(), TASK, CONFIG, out=tmp_path, resume=True)
+    assert files_of(tmp_path).keys() == files_of(unbroken[1]).keys()
+    assert (tmp_path / "model-seed-0.safetensors").read_bytes() == unbroken[0].file.read_bytes()
+
+
+def test_the_switch_for_float64_changes_no_digit(unbroken, tmp_path):
+    stopped_at(70, tmp_path / "switched")
+    with jax.enable_x64(True):
+        whole = fit(model(), TASK, CONFIG, out=tmp_path / "run")
+        fit(model(), TASK, CONFIG, out=tmp_path / "switched", resume=True)
+    assert np.array_equal(whole.model.readout, unbroken[0].model.readout)
+    for name in ("run", "switched"):
+        assert files_of(tmp_path / name) == files_of(unbroken[1])
+
+
+def test_killed_before_the_oldest_checkpoint_went(unbroken, tmp_path, monkeypatch):
+    """At the last checkpoint of a run nothing later would take it away."""
+    with monkeypatch.context() as now, pytest.raises(Stop):
+        now.setattr("underhood.training.checkpoints.remove_oldest", lambda folder: stop_at(50)(*last_step(folder)))
+        fit(model(), TASK, CONFIG, out=tmp_path)
+    assert len(list((tmp_path / "checkpoints").iterdir())) > 3
+    fit(model(), TASK, CONFIG, out=tmp_path, resume=True)
+    assert files_of(tmp_path) == files_of(unbroken[1])
+
+
+def last_step(folder):
+    return (50 if max(folder.names()).startswith("step-000000300") else 0), None
+
+
+def test_a_new_name_is_on_the_disk_too(tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+
+    def noted(number):
+        synced.append(str(Path(f"/proc/self/fd/{number}").readlink()))
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_checkpoint(Folder(tmp_path), 7, {"a": np.arange(3.0)}, 5)
+    assert synced[-1] == str(tmp_path)
+    uh.save(uh.random_attention(2, seed=0), tmp_path / "a")
+    assert synced[-1] == str(tmp_path) and len(synced) == 4
+
+
+def test_a_file_system_without_locks_is_called_one(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(UnderhoodError, match=r"cannot lock .*No locks available"):
+        fit(model(), TASK, CONFIG, out=tmp_path)
+
+
+def test_ctrl_c_in_fit_raises_once_all_is_saved(unbroken, tmp_path):
+    def interrupt(step, _):
+        if step >= 70:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="resume=True"):
+        fit(model(), TASK, CONFIG, out=tmp_path, watch=interrupt)
+    fit(model(), TASK, CONFIG, out=tmp_path, resume=True)
+    assert (tmp_path / "model-seed-0.safetensors").read_bytes() == unbroken[0].file.read_bytes()
+
+
+def test_a_run_that_has_ended_goes_on(tmp_path):
+    """With a cosine of its own over the further steps, and the same bits as one run with both from the start."""
+    import dataclasses
+
+    longer = dataclasses.replace(CONFIG, steps=500)
+    fit(model(), TASK, CONFIG, out=tmp_path / "run")
+    with pytest.raises(Stop):
+        fit(model(), TASK, longer, out=tmp_path / "run", resume=True, watch=stop_at(400))
+    run = fit(model(), TASK, longer, out=tmp_path / "run", resume=True)
+    assert run.steps == 500
+    rates = {line["step"]: line["learning_rate"] for line in run.history}
+    assert rates[300] == rates[500] == pytest.approx(1e-6)
+    assert rates[320] == pytest.approx(1e-3, rel=0.1)
+    whole = fit(model(), TASK, dataclasses.replace(longer, restarts=(300,)), out=tmp_path / "whole")
+    assert files_of(tmp_path / "run") == files_of(tmp_path / "whole")
+    assert np.array_equal(whole.model.readout, run.model.readout)
+    for other in (CONFIG, dataclasses.replace(longer, steps=600, batch_size=5)):
+        with pytest.raises(UnderhoodError, match="other settings"):
+            fit(model(), TASK, other, out=tmp_path / "run", resume=True)
+
+
+def test_a_run_that_has_not_ended_keeps_its_length(tmp_path):
+    stopped_at(70, tmp_path)
+    with pytest.raises(UnderhoodError, match=r"config\.steps 300 → 400"):
+        fit(model(), TASK, FitConfig(**{**CONFIG.as_dict(), "steps": 400}), out=tmp_path, resume=True)

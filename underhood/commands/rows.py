@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from underhood.commands.output import show
+from underhood.core.errors import printable
 
 
 def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
@@ -18,7 +19,7 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
     same = {name: texts[0] for name, texts in columns.items() if len(texts) > 1 and len(set(texts)) == 1}
     shown = [name for name in names if name not in same]
     heading = " · ".join([title, *(f"{name} {text}" for name, text in same.items())])
-    Console().print(escape(heading), soft_wrap=True, highlight=False)
+    Console().print(escape(printable(heading)), soft_wrap=True, highlight=False)
     table = Table(*map(escape, shown))
     for at in range(len(rows)):
         table.add_row(*(escape(columns[name][at]) for name in shown))

@@ -108,7 +108,7 @@ def as_sequence(xs: Any, d: int, dtype: np.dtype) -> Float[Array, "t d"]:
 
 def as_input(x: Any, d: int, dtype: np.dtype) -> Float[Array | np.ndarray, " d"]:
     """One input vector in the model's dtype; NumPy's arrays stay such, which a compiled function takes in faster."""
-    if isinstance(x, np.ndarray) and x.dtype == dtype and x.shape == (d,):
+    if type(x) is np.ndarray and x.dtype == dtype and x.shape == (d,):
         return x  # what a stream gives; the checks below take as long as a tenth of a step
     require_real("inputs", x)
     if np.shape(x) != (d,):
@@ -138,7 +138,8 @@ def require_real(what: str, value: Any) -> None:
     dtype = getattr(value, "dtype", None)
     if not isinstance(dtype, np.dtype):
         dtype = np.asarray(value).dtype if isinstance(value, list | tuple) else None
-    if dtype is not None and dtype.kind in "MmSUV" and not jnp.issubdtype(dtype, np.number):
+    bfloat16 = dtype is not None and dtype.kind == "V" and jnp.issubdtype(dtype, np.floating)
+    if dtype is not None and dtype.kind in "MmSUV" and not bfloat16:
         raise UnderhoodError(f"expected numbers as {what}", f"the dtype {dtype}", "Convert them first.")
 
 

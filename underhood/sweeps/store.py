@@ -24,7 +24,7 @@ from underhood.core.folders import Folder
 from underhood.core.json_lines import LineFile, json_line, parse_lines
 from underhood.training.folder import listed
 from underhood.training.metrics import METRICS, read_metrics
-from underhood.training.specification import require_named_by_settings
+from underhood.training.specification import run_of
 
 RESULTS, SPEC, MODELS, JOBS = "results.jsonl", "spec.json", "models", "jobs"
 
@@ -126,8 +126,7 @@ def _checked(record: Any) -> dict[str, Any]:
         raise ValueError("not a result")
     if record["status"] == "failed" and not isinstance(record.get("reason"), str):
         raise ValueError("no reason")
-    require_named_by_settings(record)
-    return record
+    return {**run_of(record).as_dict(), **record}
 
 
 def results(path: str | Path) -> list[dict[str, Any]]:

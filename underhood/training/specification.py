@@ -114,18 +114,15 @@ def require_trainable(model: str, layers: int, optimizer: str, task: AbstractTas
     - `optimizer`: adamw or levenberg.
     - `task`: what to train on, where that is known.
     """
-    chosen = ARCHITECTURES[model]
+    chosen, remedy = ARCHITECTURES[model], "Use `optimizer=adamw`."
+    if optimizer == "levenberg" and not chosen.second_order:
+        raise UnderhoodError(f"levenberg does not train {model}", remedy=remedy)
+    if optimizer == "levenberg" and layers > 1:
+        raise UnderhoodError("levenberg trains one layer", layers, "Leave out `layers`.")
+    if optimizer == "levenberg" and task is not None and task.second_order is None:
+        raise UnderhoodError(f"levenberg does not train on {task.name}", remedy=remedy)
     if chosen.most_layers is not None and layers > chosen.most_layers:
         raise UnderhoodError(f"expected layers of at most {chosen.most_layers} for {model}", layers)
-    if optimizer != "levenberg":
-        return
-    remedy = "Use `optimizer=adamw`."
-    if not chosen.second_order:
-        raise UnderhoodError(f"levenberg does not train {model}", remedy=remedy)
-    if layers > 1:
-        raise UnderhoodError("levenberg trains one layer", layers, "Leave out `layers`.")
-    if task is not None and task.second_order is None:
-        raise UnderhoodError(f"levenberg does not train on {task.name}", remedy=remedy)
 
 
 def check(run: RunSpec) -> None:
@@ -145,12 +142,16 @@ def check(run: RunSpec) -> None:
         raise UnderhoodError("expected 2 hidden neurons or more for levenberg", run.hidden)
 
 
-def require_named_by_settings(record: dict[str, Any]) -> None:
-    """Refuse the record of a run whose name, a hash of its settings, is not that of the settings in it.
+def run_of(record: dict[str, Any]) -> RunSpec:
+    """The run of a record; refused where its name, a hash of its settings, is not that of the settings in it.
 
     **Arguments:**
 
-    - `record`: of a file, or of a worker.
+    - `record`: a line of a file.
+
+    **Returns:**
+
+    The run, with all its settings.
     """
     try:
         run = RunSpec(**{name: value for name, value in record.items() if name in RunSpec.model_fields})
@@ -162,3 +163,4 @@ def require_named_by_settings(record: dict[str, Any]) -> None:
         raise UnderhoodError(
             f"expected the name {run.id}, which follows from the settings", repr(record.get("id"))[:60]
         )
+    return run
