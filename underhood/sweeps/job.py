@@ -79,7 +79,7 @@ def run_job(job: dict[str, Any], folder: str | None = None) -> list[Result]:
 
 
 def own_results(job: dict[str, Any], answer: Any) -> list[Result]:
-    """What came back for a job, which a worker elsewhere may have got wrong: its own runs, each once, and their records.
+    """What came back for a job, which a worker may have got wrong: its own runs, each once, and their records.
 
     A run with no sound record among them is one that failed, to be tried again. Numbers can only be taken on trust.
     """
