@@ -28,6 +28,7 @@ Family = Literal["best", "taylor", "squared"]
 MOST_DEGREE = 40  # beyond it, coefficients of monomials in float64 are worth nothing
 MOST_BOUND = 10.0
 EXCHANGES = 60
+REFINEMENTS = 3
 LEVELLED = 1e-6  # of the error's alternating extremes: equal enough
 GRID = 4001  # points on which the exchange looks for extremes
 ELLIPSE = 4.0  # ρ
@@ -110,13 +111,13 @@ def _squared(degree: int, bound: float) -> tuple[float, ...]:
 
 def _best(degree: int, bound: float) -> Float[np.ndarray, " n"]:
     """Chebyshev coefficients, in x = z/B, of the best polynomial in relative error, by exchange of n + 2 points."""
-    points = -np.cos(np.pi * np.arange(degree + 2) / (degree + 1))
-    grid = -np.cos(np.pi * np.arange(GRID) / (GRID - 1))
+    pi, whole = np.longdouble(np.pi), np.arange(GRID, dtype=np.longdouble)
+    points, grid = -np.cos(pi * whole[: degree + 2] / (degree + 1)), -np.cos(pi * whole / (GRID - 1))
     signs = (-1.0) ** np.arange(degree + 2)
     decay, least, best = np.exp(-bound * grid), np.inf, np.ones(1)
     for _ in range(EXCHANGES):
         weighted = np.polynomial.chebyshev.chebvander(points, degree) * np.exp(-bound * points)[:, None]
-        solved = np.linalg.solve(np.column_stack([weighted, signs]), np.ones(degree + 2))
+        solved = _solve(np.column_stack([weighted, signs]), np.ones(degree + 2, np.longdouble))
         coefficients, level = solved[:-1], abs(solved[-1])
         error = np.polynomial.chebyshev.chebval(grid, coefficients) * decay - 1
         points, largest = _alternating(grid, error, degree + 2)
@@ -125,6 +126,14 @@ def _best(degree: int, bound: float) -> Float[np.ndarray, " n"]:
         if len(points) < degree + 2 or largest <= (1 + LEVELLED) * level:  # fewer than that are rounding
             break
     return best
+
+
+def _solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """A x = b in extended precision: the residual of a solution, solved for again."""
+    solution = np.zeros(len(right), np.longdouble)
+    for _ in range(REFINEMENTS):
+        solution = solution + np.linalg.solve(matrix.astype(np.float64), (right - matrix @ solution).astype(np.float64))
+    return solution
 
 
 def _alternating(grid: np.ndarray, error: np.ndarray, count: int) -> tuple[np.ndarray, float]:
@@ -143,10 +152,14 @@ def _monomials(chebyshev: Float[np.ndarray, " n"], bound: float) -> tuple[float,
     total = [Fraction(0)] * len(chebyshev)
     for coefficient in chebyshev:
         for power, weight in enumerate(before):
-            total[power] += Fraction(float(coefficient)) * weight
+            total[power] += _exact(coefficient) * weight
         after = [Fraction(0), *(2 * weight for weight in now)]
         before, now = now, [a - b for a, b in zip(after, [*before, 0, 0], strict=False)]
     return tuple(float(weight / Fraction(bound) ** power) for power, weight in enumerate(total))
+
+
+def _exact(value: np.longdouble) -> Fraction:
+    return Fraction(float(value)) + Fraction(float(value - np.longdouble(float(value))))
 
 
 def certified_range(coefficients: Float[np.ndarray, " n"], bound: float) -> tuple[float, float]:
