@@ -109,7 +109,7 @@ def _squared(degree: int, bound: float) -> tuple[float, ...]:
     return tuple(float(a) for a in square)
 
 
-def _best(degree: int, bound: float) -> Float[np.ndarray, " n"]:
+def _best(degree: int, bound: float) -> np.ndarray:
     """Chebyshev coefficients, in x = z/B, of the best polynomial in relative error, by exchange of n + 2 points."""
     pi, whole = np.longdouble(np.pi), np.arange(GRID, dtype=np.longdouble)
     points, grid = -np.cos(pi * whole[: degree + 2] / (degree + 1)), -np.cos(pi * whole / (GRID - 1))
@@ -146,7 +146,7 @@ def _alternating(grid: np.ndarray, error: np.ndarray, count: int) -> tuple[np.nd
     return grid[chosen], float(np.max(np.abs(error)))
 
 
-def _monomials(chebyshev: Float[np.ndarray, " n"], bound: float) -> tuple[float, ...]:
+def _monomials(chebyshev: np.ndarray, bound: float) -> tuple[float, ...]:
     """Σ c_j T_j(z/B) in powers of z, in exact arithmetic until the last rounding."""
     before, now = [Fraction(1)], [Fraction(0), Fraction(1)]
     total = [Fraction(0)] * len(chebyshev)
