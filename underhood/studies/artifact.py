@@ -61,8 +61,8 @@ class Recipe:
     title: str = ""
     tells: str = ""
     """A paragraph above its charts."""
-    swept: bool = False
-    """Is it made of a sweep, so that it can be drawn from the runs that have ended?"""
+    swept: tuple[str, ...] = ()
+    """Budgets in which it is made of a sweep, so that it can be drawn from the runs that have ended."""
 
     @property
     def label(self) -> str:
@@ -74,7 +74,7 @@ ARTIFACTS: Registry[Recipe] = Registry("artifact", "underhood.studies.*")
 
 
 def artifact(
-    name: str, *budgets: str, title: str = "", tells: str = "", swept: bool = False
+    name: str, *budgets: str, title: str = "", tells: str = "", swept: tuple[str, ...] = ()
 ) -> Callable[[Maker], Maker]:
     """Decorator: the maker of an artifact, in all budgets unless some are named."""
 
@@ -95,10 +95,11 @@ def covered(budget: str, *, so_far: bool = False) -> list[str]:
     """The artifacts that a budget makes; with `so_far`, those made of a sweep."""
     if budget not in BUDGETS:
         raise UnderhoodError(f"unknown budget {budget!r}", remedy=f"Known: {', '.join(BUDGETS)}.")
-    recipes = [ARTIFACTS[name] for name in ARTIFACTS if ARTIFACTS[name].swept or not so_far]
-    found = sorted((recipe.name for recipe in recipes if budget in recipe.budgets), key=place)
+    recipes = [ARTIFACTS[name] for name in ARTIFACTS]
+    made = [recipe for recipe in recipes if budget in (recipe.swept if so_far else recipe.budgets)]
+    found = sorted((recipe.name for recipe in made), key=place)
     if not found:
-        swept = {at for recipe in recipes for at in recipe.budgets}
+        swept = {at for recipe in recipes for at in recipe.swept}
         known = " or ".join(at for at in BUDGETS if at in swept)
         raise UnderhoodError("expected a budget with figures that are made of sweeps", budget, f"Use `budget` {known}.")
     return found

@@ -124,6 +124,7 @@ def _words(name: str) -> tuple[str, str, str]:
 
 def _group(name: str, records: list[Record]) -> dict[str, Any]:
     """One artifact with what each budget has of it, side by side."""
+    records = sorted(records, key=lambda record: budget_place(record["budget"]))
     label, title, tells = _words(name)
     rows: dict[str, dict[str, Any]] = {}
     for record in records:

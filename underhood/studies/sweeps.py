@@ -61,13 +61,16 @@ def _make(
     return Artifact(name, rows, settings, draw_charts(made, legend=legend), seeds=seeds, charts=made)
 
 
+SWEPT = ("laptop", "overnight", "paper")
+
+
 @artifact(
     "figure3",
     "quick",
     "laptop",
     "overnight",
     "paper",
-    swept=True,
+    swept=SWEPT,
     title="How large a network must be to find attention",
     tells="Loss against the number of hidden neurons. Lines are medians over seeds, bands span the seeds.",
 )
@@ -107,7 +110,7 @@ def _second_order_alone() -> Artifact:
     "laptop",
     "overnight",
     "paper",
-    swept=True,
+    swept=SWEPT,
     title="Which architectures find attention",
     tells="Loss of each architecture against its size, and against its distance from attention. Lines are medians "
     "over seeds, vertical strokes span the seeds.",
@@ -122,7 +125,7 @@ def figure4(budget: str, runs: Path, *, so_far: bool = False) -> Artifact:
     "laptop",
     "overnight",
     "paper",
-    swept=True,
+    swept=SWEPT,
     title="All architectures, one layer and two",
     tells="Training and validation loss against parameters and width. Dashes are two layers. The last two charts "
     "show whether networks close to attention learn better in context: close by their loss on a teacher's outputs, and "
