@@ -34,6 +34,11 @@ from .explain.in_context import Algorithm as Algorithm
 from .explain.in_context import in_context as in_context
 from .explain.maps import AttentionMap as AttentionMap
 from .explain.maps import compare_maps as compare_maps
+from .explain.states import Difference as Difference
+from .explain.states import States as States
+from .explain.states import difference as difference
+from .explain.states import patch as patch
+from .explain.states import states as states
 from .interop.checkpoints import from_pretrained as from_pretrained
 from .interop.read import read as read
 from .interop.torch import from_torch as from_torch

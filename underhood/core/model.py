@@ -142,6 +142,8 @@ class AbstractModel(Part):
 
     name: ClassVar[str] = ""
     """What a page calls it; its kind unless given."""
+    state_names: ClassVar[tuple[str, ...]] = ()
+    """What the arrays of its state are called; by their shapes unless given."""
 
     @property
     def title(self) -> str:

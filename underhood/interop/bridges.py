@@ -78,6 +78,19 @@ class Bridge:
         return self.public.rpartition(".")[2]
 
 
+# Recurrent model types of transformers that no cell computes, and what differs.
+UNSUPPORTED = {
+    "zamba": "each of its heads has B, C and Δ of its own, where a Mamba of ours shares them among all channels",
+    "rwkv": "RWKV-4 divides an average of values by one of weights e^k, channel by channel; RWKV-7 has a cell",
+    "xlstm": "its mLSTM caps its gates softly and has neither convolution nor skip; xlstm's own mLSTMLayer has a cell",
+    "kimi_linear": "its delta rule decays each channel of a key by itself (KDA), where a Gated DeltaNet has one decay",
+    "bailing_hybrid": "its delta rule decays each channel of a key by itself (KDA), and a Gated DeltaNet has one decay",
+    "glm5_next": "its delta rule decays each channel of a key by itself (KDA), where a Gated DeltaNet has one decay",
+    "minimax": "its lightning attention decays by a fixed rate for each head and adds blocks of softmax attention",
+    "lfm2": "its layer is a gated convolution of three steps, C ⊙ conv(B ⊙ x), which has no state to carry",
+}
+
+
 BRIDGES: Registry[Bridge] = Registry("bridge", "underhood.architectures.*.bridge", by_name=False)
 
 

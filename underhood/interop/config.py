@@ -14,7 +14,7 @@ from typing import Any
 
 from underhood.core.atomic import read_bytes
 from underhood.core.errors import UnderhoodError
-from underhood.interop.bridges import BRIDGES, Bridge
+from underhood.interop.bridges import BRIDGES, UNSUPPORTED, Bridge
 from underhood.interop.tensors import printable
 
 CONFIG = "config.json"
@@ -88,7 +88,9 @@ def bridge_for(path: Path, config: Mapping[str, Any]) -> Bridge:
     bridge = known.get(name) if isinstance(name, str) else None
     if bridge is None:
         shown = printable(name) if isinstance(name, str) else name
-        raise UnderhoodError(f"{path}: no bridge for the model type {shown!r}", remedy=f"Known: {', '.join(known)}.")
+        reason = f": {UNSUPPORTED[name]}" if isinstance(name, str) and name in UNSUPPORTED else ""
+        what = f"{path}: no bridge for the model type {shown!r}{reason}"
+        raise UnderhoodError(what, remedy=f"Known: {', '.join(known)}.")
     return bridge
 
 

@@ -20,7 +20,7 @@ from underhood.core.errors import UnderhoodError
 from underhood.core.extras import require
 from underhood.core.files import from_tensors, tensor_bytes
 from underhood.core.model import AbstractModel
-from underhood.interop.bridges import BRIDGES, Bridge, bridge_of, public_form, qualified_name
+from underhood.interop.bridges import BRIDGES, UNSUPPORTED, Bridge, bridge_of, public_form, qualified_name
 from underhood.interop.checked import Checked, check
 from underhood.interop.own_names import candidates
 from underhood.interop.read import as_stack, from_state_dict, recurrent_cells
@@ -156,7 +156,9 @@ def _cells(part: Part, title: str) -> list[Any]:
     if name == "Embedding" and module.max_norm is None:
         weight = state_dict_of(module)["weight"].T
         return [Linear(weight, np.zeros(len(weight), weight.dtype))]
-    rule = f"no model of underhood computes what this {title} does: {part.title} has no counterpart"
+    _, _, family = type(module).__module__.rpartition("modeling_")
+    reason = f", for {UNSUPPORTED[family]}" if family in UNSUPPORTED else ""
+    rule = f"no model of underhood computes what this {title} does: {part.title} has no counterpart{reason}"
     raise UnderhoodError(rule, remedy=BLACK_BOX)
 
 

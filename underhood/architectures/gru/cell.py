@@ -44,6 +44,7 @@ class GRU(AbstractGates):
 
     kind: ClassVar[str] = "gru-cell"
     name: ClassVar[str] = "GRU"
+    state_names: ClassVar[tuple[str, ...]] = ("h",)
     gates: ClassVar[tuple[str, ...]] = ("reset", "candidate", "update")
 
     u: Float[Array, "3 hidden d"] = tensor()

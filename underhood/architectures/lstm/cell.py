@@ -47,6 +47,7 @@ class LSTM(AbstractGates):
 
     kind: ClassVar[str] = "lstm-cell"
     name: ClassVar[str] = "LSTM"
+    state_names: ClassVar[tuple[str, ...]] = ("h", "c")
     gates: ClassVar[tuple[str, ...]] = ("forget", "candidate", "input", "output")
 
     u: Float[Array, "4 hidden d"] = tensor()

@@ -35,6 +35,7 @@ class Mamba(AbstractModel):
     """A selective state space of N numbers for each of c channels, between two projections."""
 
     kind: ClassVar[str] = "mamba-cell"
+    state_names: ClassVar[tuple[str, ...]] = ("past", "h")
 
     in_proj: Matrix = tensor("2*channels d", sparse=True)
     conv1d: Convolution = part("convolution", channels="channels")
