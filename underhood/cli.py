@@ -33,6 +33,7 @@ from underhood.commands.reproduce import Reproduce
 from underhood.commands.sample import Sample
 from underhood.commands.sweep import Sweep
 from underhood.commands.train import Train
+from underhood.commands.why import Why
 from underhood.core.errors import UnderhoodError, one_line
 from underhood.core.interrupts import INTERRUPTED, exit_on_interrupt
 
@@ -52,6 +53,7 @@ COMMANDS: tuple[type, ...] = (
     Report,
     Explore,
     Attend,
+    Why,
     Export,
     Import,
 )

@@ -26,9 +26,13 @@ class Attend:
     """
 
     network: Annotated[Path, tyro.conf.Positional]
-    """Network or attention to run (safetensors)."""
+    """Network or attention to run (safetensors), or a checkpoint folder with --text."""
     out: Path
     """File to write: a page (.html), a picture (.png) or arrays (.npz)."""
+    text: str | None = None
+    """Text that the language model in the folder reads."""
+    heads: bool = False
+    """Study the heads of a large language model, too; of small ones it is done without being asked."""
     input: Path | None = None
     """Sequence: .npy of shape (t, d), or .csv with a line for each time step; random unless given."""
     seed: int | None = None
@@ -52,6 +56,10 @@ class Attend:
         from underhood.core.sequences import read_tokens
         from underhood.pages.attend import SUFFIXES, attend, require_tokens, suffix_of
 
+        if self.text is not None:
+            from underhood.commands.reading import attend_text
+
+            return attend_text(self)
         kind = SUFFIXES[suffix_of(self.out)]
         require_outputs((self.out, kind), inputs=(self.network, self.input, self.tokens), force=self.force)
         network = load(self.network)
