@@ -29,7 +29,7 @@ def loss_of(config, tensors, sequences):
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, sequences[:, 1:]))
 
 
-def train(name: str, folder: Path, phase: int, steps: int, rate: float, share: float) -> None:
+def train(name: str, folder: Path, phase: int, steps: int, rate: float, share: float, longest: int) -> None:
     """One sitting: `steps` steps from the weights in `folder`, or from random ones."""
     config, (text, _) = MODELS[name], corpus()
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, min(100, steps // 2), steps, rate / 20)
@@ -50,7 +50,7 @@ def train(name: str, folder: Path, phase: int, steps: int, rate: float, share: f
         start, leaves = int(arrays["step"]), [jnp.asarray(arrays[f"leaf{index}"]) for index in range(len(leaves))]
     (tensors, state), losses, began = jax.tree.unflatten(structure, leaves), [], time.time()
     for step in range(start, steps):
-        sequences = batch(text, BATCH, share, np.random.default_rng((phase, step)))
+        sequences = batch(text, BATCH, share, longest, np.random.default_rng((phase, step)))
         tensors, state, value = advance(tensors, state, sequences)
         losses.append(float(value))
         if (step + 1) % EVERY == 0 or step + 1 == steps:

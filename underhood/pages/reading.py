@@ -115,4 +115,3 @@ def _why_warning(why: Why) -> str:
     if why.cancellation > CANCELS:
         said += f" Large contributions cancel: together they are {why.cancellation:.0f} times the number."
     return said
-
