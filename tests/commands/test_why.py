@@ -39,7 +39,7 @@ def test_attend_writes_a_page_of_all_layers(folder, tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["layers"] == [0, 1, 2, 3] and told["completeness"] < 1e-4
     page = out.read_text()
-    assert "layer 3" in page and "induction" in page and "http" not in page.replace("http://www.w3.org", "")
+    assert "layer 3" in page and "induction" in page
     assert main(["attend", str(folder), "--text", TEXT, "--layer", "1", "--out", str(tmp_path / "m.png")]) == 0
     assert main(["attend", str(folder), "--text", TEXT, "--layer", "1", "--out", str(tmp_path / "m.npz")]) == 0
     assert np.load(tmp_path / "m.npz")["weights"].shape[1:] == (len(TEXT), len(TEXT))

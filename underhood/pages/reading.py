@@ -61,7 +61,7 @@ def why_page(why: Why, *, name: str, what: str) -> str:
         title=f"{name}: underhood why {why.target!r}",
         mark="why this word",
         name=name,
-        lead=f"{what}. Why {why.target!r}{beside}? Blue tokens raised it, red ones lowered it. Point at one to see how.",
+        lead=f"{what}. Why {why.target!r}{beside}? Blue tokens raised it, red ones lowered it.",
         cards=[
             ("logit" if why.against is None else "difference", f"{why.logit:.2f}"),
             ("tokens", len(why.tokens)),
