@@ -2,7 +2,7 @@
 
 known     each reference algorithm with random sizes and parameters: its name, parameters to 1 %, R² ≥ 0.999
 false     networks that run none of them: trained softmax attention, random LSTMs, linear RNNs, and algorithms with
-          noise, of which less than 0.99 is the algorithm
+          noise, of which less than 0.99 is the algorithm; near-optimal predictors
 losses    closed forms against 200,000 tasks, for all three sorts of inputs
 networks  the paper's, trained (quick budget), and compiled ones
 """
@@ -129,6 +129,49 @@ def noisy(seed: int) -> Function:
     return call
 
 
+def near_optimal(seed: int) -> Function:
+    """Good predictors that are none of the algorithms: momentum, Newton, shrunk truth, a ridge that grows, Bayes."""
+    random, sort = np.random.default_rng(seed), seed % 5
+    rate, share, steps = random.uniform(0.05, 0.08), random.uniform(0.2, 0.4), int(random.integers(4, 7))
+    shrink, growth, spread = random.uniform(0.92, 0.97), random.uniform(0.05, 0.2), random.uniform(0.2, 0.5)
+
+    def momentum(values: np.ndarray, observations: int) -> np.ndarray:
+        now = before = np.zeros_like(values)
+        for _ in range(steps):
+            now, before = now + rate * (1 - values * now) + share * (now - before), now
+        return now
+
+    def newton(values: np.ndarray, observations: int) -> np.ndarray:
+        inverse = 2 / (values.max(axis=1, keepdims=True) + values.min(axis=1, keepdims=True)) + 0 * values
+        for _ in range(2 + seed % 2):
+            inverse = inverse * (2 - values * inverse)
+        return inverse
+
+    responses: tuple[Callable[[np.ndarray, int], np.ndarray], ...] = (
+        momentum,
+        newton,
+        lambda values, observations: shrink / np.maximum(values, 1e-9),
+        lambda values, observations: 1 / (values + growth * observations),
+    )
+
+    def call(xs: np.ndarray) -> np.ndarray:
+        ys = np.zeros((*xs.shape[:-1], 3))
+        seen = Observed.of(xs.reshape(-1, *xs.shape[-2:]), 3)
+        last = bayes(seen, spread) if sort == 4 else seen.filtered(responses[sort](seen.spectrum[0], seen.x.shape[1]))
+        ys.reshape(-1, *ys.shape[-2:])[:, -1] = last
+        return ys
+
+    return call
+
+
+def bayes(seen: Observed, spread: float) -> np.ndarray:
+    """The best prediction for rows of W* that are one of eight, with noise of this spread on y."""
+    rows = np.stack(np.meshgrid(*[[-1.0, 1.0]] * 3), axis=-1).reshape(-1, 3) / 3**0.5
+    errors = np.sum((seen.y[:, :, :, None] - (seen.x @ rows.T)[:, :, None]) ** 2, axis=1)
+    weights = np.exp(-(errors - errors.min(axis=2, keepdims=True)) / (2 * spread**2))
+    return np.einsum("byk,bk->by", weights / weights.sum(axis=2, keepdims=True), seen.query @ rows.T)
+
+
 def false_names(count: int) -> dict[str, list[str]]:
     """The names given to networks that have none."""
     lstms = (uh.make_model("lstm", 6, d_out=3, hidden=32, seed=seed) for seed in range(count))
@@ -137,6 +180,7 @@ def false_names(count: int) -> dict[str, list[str]]:
         "random LSTM": iter(lstms),
         "noise-corrupted algorithm": map(noisy, range(count)),
         "linear RNN": map(linear_rnn, range(count)),
+        "near-optimal predictor": map(near_optimal, range(count)),
     }
     return {
         sort: [uh.in_context(one, seed=seed, batched=True).name for seed, one in enumerate(networks)]

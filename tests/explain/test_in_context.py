@@ -7,7 +7,7 @@ import pytest
 
 import underhood as uh
 from underhood.cli import main
-from underhood.explain import in_context
+from underhood.explain import elsewhere, in_context
 from underhood.explain.algorithms import (
     RULES,
     DecayedGradientStep,
@@ -152,25 +152,100 @@ def test_noise_takes_the_name_away(share):
     assert found.nearest.r2 >= found.r2
 
 
-def rung(name, r2, interval=0.001):
-    return in_context.Rung(name, {}, r2, (r2 - interval, r2 + interval), None, 0.1, 0.1)
+def conditions(*rows):
+    return tuple(elsewhere.Condition(f"W* × {k}", dict(zip("abc", row, strict=False))) for k, row in enumerate(rows, 2))
 
 
 @pytest.mark.parametrize(
-    ("explained", "chosen"),
+    ("at_home", "there", "apart", "chosen"),
     [
-        ([0.9950, 0.9960], "first"),  # the simpler one, which is nearly as good
-        ([0.9920, 0.9990], "second"),  # which halves what is left
-        ([0.9890, 0.9930], "second"),  # the simpler one does not explain enough
-        ([0.9999995, 1.0], "first"),  # what it leaves is nothing
-        ([0.9904, 0.5], None),  # 0.99 is within the interval
-        ([0.3, -np.inf], None),
+        ([0.9950, 0.9995], [0.995, 0.9995], 0.01, "b"),  # which leaves a tenth of what the other does
+        ([0.9950, 0.9960], [0.995, 0.996], 0.01, None),  # neither is better by enough, and they are two algorithms
+        ([0.9950, 0.9960], [0.995, 0.996], 1e-5, "a"),  # they are one: the simpler one gives the name
+        ([0.9999, 0.9990], [0.95, 0.999], 0.05, "b"),  # the better one does not hold elsewhere
+        ([0.9950, 0.5000], [0.985, 0.5], 0.5, None),
+        ([0.9890, 0.9880], [0.999, 0.999], 0.5, None),  # not enough where it was fitted
+        ([0.9999999, 1.0], [0.9999999, 1.0], 1e-7, "a"),  # what it leaves is nothing
+        ([0.9950, 0.5], [None, None], 0.5, "a"),  # the network takes no such tasks
     ],
 )
-def test_the_simplest_algorithm_that_explains_enough_gives_the_name(explained, chosen):
-    ladder = tuple(rung(name, r2) for name, r2 in zip(("first", "second"), explained, strict=True))
-    found = in_context._chosen(ladder)
-    assert (found and found.name) == chosen
+def test_a_name_beats_every_other_and_holds_elsewhere(at_home, there, apart, chosen):
+    gaps = apart * (1 - np.eye(2))
+    found = elsewhere.choose(
+        ["a", "b"], at_home, [r2 >= 0.99 for r2 in at_home], elsewhere.Elsewhere(conditions(there), gaps)
+    )
+    assert (None if found is None else "ab"[found]) == chosen
+
+
+def of_spectrum(response):
+    """B f(A) x at the last step: predictors that are linear in y."""
+
+    def call(xs):
+        ys = np.zeros((*xs.shape[:-1], 3))
+        seen = Observed.of(xs.reshape(-1, *xs.shape[-2:]), 3)
+        ys.reshape(-1, *ys.shape[-2:])[:, -1] = seen.filtered(response(seen.spectrum[0], seen.x.shape[1]))
+        return ys
+
+    return call
+
+
+def momentum(values, observations, rate=0.07, share=0.3):
+    now = before = np.zeros_like(values)
+    for _ in range(4):
+        now, before = now + rate * (1 - values * now) + share * (now - before), now
+    return now
+
+
+def newton(values, observations):
+    """Two Newton steps for the inverse of A."""
+    inverse = 2 / (values.max(axis=1, keepdims=True) + values.min(axis=1, keepdims=True)) * np.ones_like(values)
+    for _ in range(2):
+        inverse = inverse * (2 - values * inverse)
+    return inverse
+
+
+NEAR_OPTIMAL = {
+    "momentum": momentum,
+    "shrunk truth": lambda values, observations: 0.93 / np.maximum(values, 1e-9),
+    "nearly the truth": lambda values, observations: 0.97 / np.maximum(values, 1e-9),
+    "ridge that grows": lambda values, observations: 1 / (values + 0.1 * observations),
+    "Newton": newton,
+}
+
+
+@pytest.mark.parametrize("name", NEAR_OPTIMAL)
+def test_near_optimal_predictors_have_no_name(name):
+    """Good predictors of a noise-free regression are all near to least squares, where they were fitted."""
+    answer = uh.in_context(of_spectrum(NEAR_OPTIMAL[name]), batched=True)
+    assert answer.name == "none", answer.parameters
+    assert answer.nearest.r2 > 0.98
+    by_name = {condition.name: condition.r2["least-squares"] for condition in answer.elsewhere}
+    assert by_name["T = 4"] < 0.99
+    plain = uh.in_context(of_spectrum(lambda values, observations: 1 / (values + 0.5)), batched=True)
+    assert (plain.name, plain.parameters) == ("least-squares", {"ridge": pytest.approx(0.5, rel=1e-3)})
+    assert all(condition.r2["least-squares"] > 0.999 for condition in plain.elsewhere)
+
+
+def test_a_network_that_changes_with_the_size_of_w_has_no_name():
+    """Exact where it was trained, saturated at four times that."""
+    step = GradientStep(1 / 14.8).network(3)
+    answer = uh.in_context(lambda xs: 12 * np.tanh(step(xs) / 12), batched=True)
+    assert answer.nearest.name == "gradient-step" and answer.r2 > 0.99
+    assert answer.name == "none"
+    shares = [condition.r2["gradient-step"] for condition in answer.elsewhere]
+    assert shares[0] > shares[1]
+
+
+def test_a_network_of_one_length_is_judged_by_the_rest():
+    def only_twelve(xs):
+        if xs.shape[-2] != 13:
+            raise ValueError("13 steps")
+        return GradientStep(0.05).network(3)(xs)
+
+    answer = uh.in_context(only_twelve, batched=True)
+    assert answer.name == "gradient-step"
+    assert [condition.name for condition in answer.elsewhere if condition.r2["kaczmarz"] is None] == ["T = 4", "T = 24"]
+    assert answer.runners_up[0].name != "gradient-step"
 
 
 @pytest.mark.parametrize(
@@ -236,13 +311,14 @@ def test_the_command_answers_in_json_and_by_its_exit_code(tmp_path, capsys):
     sizes = ["--d-x", "2", "--d-y", "2", "--observations", "6"]
     assert main(["in-context", str(step), *sizes, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    keys = ["name", "parameters", "r2", "r2_interval", "training_loss", "validation_loss", "ladder"]
+    keys = ["name", "parameters", "r2", "r2_interval", "training_loss", "validation_loss", "ladder", "elsewhere"]
     assert list(printed) == keys
     assert printed["name"] == "gradient-step"
     assert [rung["name"] for rung in printed["ladder"]] == [rule.name for rule in RULES]
     assert main(["in-context", str(other), *sizes]) == 1
     shown = capsys.readouterr().out
     assert "none of the known ones" in shown and "nearest" in shown and "k-gradient-steps" in shown
+    assert "R² elsewhere" in shown and "T = 2" in shown
     assert main(["in-context", str(other)]) == 2
     captured = capsys.readouterr()
     told = "expected d_x + d_y = 4, the inputs of this network; got 3 + 3. Give --d-x and --d-y."

@@ -67,3 +67,13 @@ def _print(found: Algorithm) -> None:
         for rung in found.ladder
     ]
     print_rows("ladder", rows)
+    asked = [
+        {"algorithm": rung.name} | {condition.name: _share(condition.r2[rung.name]) for condition in found.elsewhere}
+        for rung in found.ladder
+    ]
+    print_rows("R² elsewhere, with the same parameters", asked)
+
+
+def _share(r2: float | None) -> str:
+    """R², "–" where the network takes no such tasks; what is far below zero says no more than that."""
+    return "–" if r2 is None else f"{r2:.4f}" if r2 > -10 else "< -10"
