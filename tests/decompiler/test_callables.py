@@ -174,3 +174,81 @@ def test_closeness_on_inputs_of_ones_own(d: int) -> None:
     xs = np.random.default_rng(0).standard_normal((256, 12, d))
     inside, outside = closeness(half, np.abs(xs)), closeness(half, xs)
     assert inside > 0.99 > 0.9 > outside
+
+
+def test_a_buffer_that_is_used_again_is_copied() -> None:
+    ys = np.empty((32, 3))
+    buffers: dict[tuple[int, ...], np.ndarray] = {ys.shape: ys}
+
+    def call(xs: np.ndarray) -> np.ndarray:
+        buffer = buffers.setdefault(xs.shape, np.empty(xs.shape))
+        buffer[:] = _attention(xs)
+        return buffer
+
+    assert uh.probe(call, d=3, batched=False).verdict == "linear-attention"
+
+    def tensors(xs: np.ndarray):
+        return torch.from_numpy(call(xs))
+
+    assert uh.probe(tensors, d=3, batched=False).verdict == "linear-attention"
+
+
+@pytest.mark.parametrize("d", ["3", 3.0, True, None, 2.5])
+def test_a_size_is_a_whole_number(d) -> None:
+    with pytest.raises(uh.UnderhoodError, match=r"expected d to be a whole number|cannot tell the input size"):
+        uh.probe(_attention, d)
+    assert uh.probe(_attention, np.int64(3)).verdict == "linear-attention"
+
+
+def test_tensors_with_gradients_and_in_bfloat16_are_read() -> None:
+    weight = torch.nn.Parameter(torch.eye(3, dtype=torch.float64))
+
+    def graded(xs):
+        return torch.tril(torch.as_tensor(xs) @ torch.as_tensor(xs).mT) @ (torch.as_tensor(xs) @ weight)
+
+    assert uh.probe(graded, 3).verdict == "linear-attention"
+    half = uh.probe(lambda xs: graded(xs).to(torch.bfloat16), 3)
+    assert half.diagnosis[0]["what"] == "limited-precision"
+
+
+@pytest.mark.parametrize("count", [2, 4, 8, 20, 63])
+def test_few_sequences_of_ones_own_are_refused_with_the_number_needed(count: int) -> None:
+    xs = np.random.default_rng(0).standard_normal((count, 32, 4))
+    with pytest.raises(uh.UnderhoodError, match="expected 64 sequences or more of 32 steps") as error:
+        closeness(_attention, xs)
+    assert f"got {count}" in str(error.value)
+    with pytest.raises(uh.UnderhoodError, match="expected 64 sequences"):
+        uh.probe(_attention, inputs=xs)
+
+
+def test_few_sequences_give_about_what_many_do() -> None:
+    attention = uh.random_attention(4, seed=0)
+
+    def call(xs: np.ndarray) -> np.ndarray:
+        return np.tanh(np.asarray(attention(xs)) / 8) * np.abs(xs).sum(axis=-1, keepdims=True)
+
+    xs = np.random.default_rng(0).standard_normal((1000, 32, 4))
+    assert closeness(call, xs[:64]) == pytest.approx(closeness(call, xs), abs=0.15)
+
+
+def test_own_inputs_in_python_are_those_of_the_command_line() -> None:
+    xs = np.abs(np.random.default_rng(0).standard_normal((128, 12, 3)))
+
+    def positive(xs: np.ndarray) -> np.ndarray:
+        return _attention(np.abs(xs))
+
+    answer = uh.probe(positive, inputs=xs)
+    assert answer.verdict == "not-attention" and answer.evidence.r2_on_inputs == pytest.approx(1.0, abs=1e-9)
+    assert answer.as_data()["r2_on_inputs"] == answer.evidence.r2_on_inputs
+    assert uh.probe(positive, task="linear-regression", d=6).evidence.r2_on_inputs is not None
+    for settings in ({"inputs": xs, "task": "recall"}, {"inputs": xs, "d": 4}, {"inputs": xs[0]}):
+        with pytest.raises(uh.UnderhoodError, match="expected"):
+            uh.probe(positive, **settings)
+
+
+@pytest.mark.parametrize("settings", [{"distribution": "uniform"}, {"pooling": "together"}, {"length": 9}])
+def test_options_of_the_test_sequences(settings) -> None:
+    assert uh.probe(_attention, 3, **settings).verdict == "linear-attention"
+    for name in ("distribution", "pooling"):
+        with pytest.raises(uh.UnderhoodError, match=f"expected {name}"):
+            uh.probe(_attention, 3, **{name: "other"})

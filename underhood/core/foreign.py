@@ -37,7 +37,7 @@ def converter_of(network: Any) -> Converter | None:
     return next((converter for converter in CONVERTERS.values() if converter.recognises(network)), None)
 
 
-def as_function(network: Any, d: int | None = None) -> tuple[Any, int | None]:
+def as_function(network: Any, d: Any = None) -> tuple[Any, Any]:
     """A callable for foreign networks, anything else as it is; and its input size: `d`, or what the network tells."""
     converter = converter_of(network)
     if converter is not None:

@@ -87,6 +87,18 @@ class Subject:
         return xs, self.call(xs)
 
     @cached_property
+    def again(self) -> tuple[Array, Array]:
+        """The outputs on `held`, asked for twice more."""
+        return self.call(self.held[0]), self.call(self.held[0])
+
+    @cached_property
+    def beside(self) -> Array:
+        """Those of the first half of `held`, behind other sequences."""
+        half = self.held[0][: len(self.held[0]) // 2]
+        others = self.random.standard_normal(half.shape)
+        return self.call(np.concatenate([others, half]))[len(half) :]
+
+    @cached_property
     def plain(self) -> float:
         """R² of attention."""
         return explained(regression.attention, self.fit, self.held)
@@ -109,23 +121,24 @@ class Subject:
 
 
 def is_random(subject: Subject) -> Hypothesis | None:
-    """f(x) ≠ f(x). Half of the squared difference is the variance of the noise."""
-    xs, ys = subject.held
-    again = subject.call(xs)
-    if np.allclose(again, ys, rtol=0, atol=SETTINGS.repeats * np.abs(ys).max()):
-        return None
+    """f(x) ≠ f(x), now or since it was first asked. Half of the squared difference is the variance of the noise."""
+    (_, first), (ys, again) = subject.held, subject.again
+    if _same(ys, again, SETTINGS.repeats):
+        if _same(first, ys, SETTINGS.repeats) or is_batch_dependent(subject) is not None:
+            return None
+        ys = first
     noise = 0.5 * np.sum((again - ys) ** 2)
     return Hypothesis(float(1 - noise / np.sum((ys - ys.mean(axis=(0, 1))) ** 2)))
 
 
 def is_batch_dependent(subject: Subject) -> Hypothesis | None:
     """A sequence among others, in another place: f of it must be what it was."""
-    (xs, ys), half = subject.held, len(subject.held[0]) // 2
-    others = subject.random.standard_normal(xs[:half].shape)
-    beside = subject.call(np.concatenate([others, xs[:half]]))[half:]
-    if np.allclose(beside, ys[:half], rtol=0, atol=SETTINGS.causal * np.abs(ys).max()):
-        return None
-    return Hypothesis(r_squared(ys[:half], beside))
+    ys, beside = subject.again[0][: len(subject.beside)], subject.beside
+    return None if _same(ys, beside, SETTINGS.causal) else Hypothesis(r_squared(ys, beside))
+
+
+def _same(ys: Array, others: Array, share: float) -> bool:
+    return np.allclose(others, ys, rtol=0, atol=share * np.abs(ys).max())
 
 
 def looks_ahead(subject: Subject) -> Hypothesis | None:
@@ -133,7 +146,7 @@ def looks_ahead(subject: Subject) -> Hypothesis | None:
     xs, ys = subject.held
     half = subject.length // 2
     changed = np.concatenate([xs[:, :half], subject.random.standard_normal(xs[:, half:].shape)], axis=1)
-    if np.allclose(subject.call(changed)[:, :half], ys[:, :half], rtol=0, atol=SETTINGS.causal * np.abs(ys).max()):
+    if _same(ys[:, :half], subject.call(changed)[:, :half], SETTINGS.causal):
         return None
     return Hypothesis(explained(regression.looks_ahead, subject.fit, subject.held))
 

@@ -60,7 +60,7 @@ class Limits:
     """Steps: of two, no decay can be told from a factor."""
     earned: float = 3.0
     """By how much one decay more, beyond two, must bring the error down."""
-    asked_again: int = 12
+    asked_again: int = 10
     """Sequences of which a yes asks whether they come out the same: again, in another batch, with another future."""
     zero: float = 1e-13
     """Of the largest output, in what counts as an output of zero: rounding of float64."""
@@ -74,7 +74,7 @@ LIMITS = Limits()
 @np.errstate(all="ignore")  # outputs that are not finite are refused
 def probe(
     function: Any,
-    d: int | None = None,
+    d: Any = None,
     *,
     against: LinearAttention | None = None,
     inputs: Any = None,
@@ -231,7 +231,7 @@ def _is_near(
 
         return is_rough(call, left, (xs, ys), random)
 
-    return all(is_rounding(output) for output in far)
+    return all(is_rounding(int(output)) for output in far)
 
 
 def check_against(against: Any, d: int, d_out: int) -> LinearAttention:
