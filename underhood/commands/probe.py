@@ -73,6 +73,8 @@ class Probe:
         require_seed(self.seed)
         require_outputs((self.out, MODEL), inputs=(self.against, self.inputs), force=self.force)
         against = None if self.against is None else require_attention(load(self.against))
+        if self.inputs is not None and self.task is not None:
+            raise UnderhoodError("expected --inputs or --task, not both")
         inputs = None if self.inputs is None else _read_sequences(self.inputs)
         onnx = is_onnx(self.function)
         if not onnx:
