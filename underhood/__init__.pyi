@@ -30,6 +30,8 @@ from .decompiler.disguise import disguise as disguise
 from .decompiler.from_outputs.probe import probe as probe
 from .decompiler.result import Found as Found
 from .explain.attention_map import attention_map as attention_map
+from .explain.faithfulness import Faithfulness as Faithfulness
+from .explain.faithfulness import faithfulness as faithfulness
 from .explain.in_context import Algorithm as Algorithm
 from .explain.in_context import in_context as in_context
 from .explain.maps import AttentionMap as AttentionMap

@@ -20,6 +20,7 @@ from underhood.layers.norm import Norm
 
 LENGTH, D = 20, 3
 EXACT = 1e-10  # completeness in float64
+GATES_READ_THE_STATE = {"lstm", "gru", "gru-after"}  # whose maps are deletions unless asked
 KINDS = {"lstm", "gru", "gru-after", "lru", "lru-in-out"}  # frozen in one layer: an activation reads the past
 
 
@@ -89,16 +90,18 @@ def test_maps_tell_all(name):
     """A random network of every architecture, one layer, and a stack of two."""
     xs, layers = sequence(), 1 if ARCHITECTURES[name].most_layers == 1 else 2
     model = random_model(name, layers)
-    whole, last = uh.attention_map(model, xs), uh.attention_map(model, xs, layer=layers - 1)
+    kind = "frozen" if name in GATES_READ_THE_STATE else None
+    whole, last = (uh.attention_map(model, xs, kind=kind, layer=layer) for layer in (None, layers - 1))
     assert whole.kind == ("exact" if layers == 1 else "frozen")
     assert last.kind == ("frozen" if name in KINDS else "exact")
+    assert uh.attention_map(model, xs, rows=[-1]).kind == ("deletion" if kind else whole.kind)
     for found in (whole, last):
         assert found.completeness <= EXACT
         assert np.all(found.completeness.steps <= EXACT)
         assert np.all(found.weights[:, ~np.tri(LENGTH, dtype=bool)] == 0)
     outputs = model(xs)
     assert error(whole.contributions(7).sum(axis=0), outputs[7]) <= EXACT
-    signed = uh.attention_map(model, xs, reduce="sum")
+    signed = uh.attention_map(model, xs, reduce="sum", kind=kind)
     assert error(signed.weights[0].sum(axis=1), outputs.sum(axis=1)) <= EXACT
 
 
@@ -116,7 +119,7 @@ def test_a_changed_gate_is_noticed(name):
 
     with jax.enable_x64(True):
         other = eqx.tree_at(weight, model, weight(model).at[(0,) * weight(model).ndim].add(1.0))
-    with maps._settings(model):
+    with maps.settings_of(model):
         found = maps._reduced(maps._Rows(other, xs, None), model(xs), "norm")
     assert found.completeness > 1e-6
 

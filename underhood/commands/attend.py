@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -43,6 +44,12 @@ class Attend:
     """Layer of a stack, counted from 0; all of it unless given."""
     tokens: Path | None = None
     """Names of the steps: a text file with a line for each."""
+    kind: Literal["exact", "frozen", "jacobian", "deletion", "shapley", "integrated"] | None = None
+    """What a contribution is (docs/attention-maps.md); the architecture's own unless given."""
+    baseline: str = "zero"
+    """What replaces a step in a deletion: zero, mean, or a sequence to draw from (.npy or .csv)."""
+    check: bool = False
+    """Measure whether the map can be believed; exit with 1 if it cannot."""
     reduce: Literal["norm", "sum", "none"] = "norm"
     """Size of each contribution, sum of its coordinates with their sign, or a map for each head or channel."""
     force: bool = False
@@ -54,6 +61,8 @@ class Attend:
         from underhood.core.files import load
         from underhood.core.outputs import require_outputs
         from underhood.core.sequences import read_tokens
+        from underhood.explain.faithfulness import faithfulness
+        from underhood.explain.maps import CancellationWarning
         from underhood.pages.attend import SUFFIXES, attend, require_tokens, suffix_of
 
         if self.text is not None:
@@ -61,21 +70,26 @@ class Attend:
 
             return attend_text(self)
         kind = SUFFIXES[suffix_of(self.out)]
-        require_outputs((self.out, kind), inputs=(self.network, self.input, self.tokens), force=self.force)
+        is_file = self.baseline not in ("zero", "mean")
+        inputs = (self.network, self.input, self.tokens, self.baseline if is_file else None)
+        require_outputs((self.out, kind), inputs=inputs, force=self.force)
         network = load(self.network)
         xs = self._sequence(network.d)
         tokens = None if self.tokens is None else require_tokens(read_tokens(self.tokens), len(xs))
-        settings = {
-            "layer": self.layer,
-            "reduce": self.reduce,
-            "tokens": tokens,
-            "name": self.network.name,
-            "force": self.force,
-        }
-        found = attend(network, xs, self.out, **settings)
+        baseline = self._baseline(network.d)
+        options = {"layer": self.layer, "baseline": baseline}
+        settings = {"kind": self.kind, "reduce": self.reduce, "tokens": tokens, "name": self.network.name}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CancellationWarning)
+            found = attend(network, xs, self.out, **options, **settings, force=self.force)
+        if found.warning is not None:
+            note(f"warning: {found.warning}")
+        trust = faithfulness(found, network, xs, **options) if self.check else None
         payload = {
             "kind": found.kind,
             "completeness": float(found.completeness),
+            "cancellation": float(found.cancellation),
+            "faithfulness": None if trust is None else trust.as_data(),
             "length": len(xs),
             "layer": self.layer,
             "reduce": self.reduce,
@@ -83,13 +97,23 @@ class Attend:
             "largest": _largest(found, tokens),
             "out": str(self.out),
         }
+        answer = DONE if trust is None or trust.passed else NO
         if self.json:
             print_json(payload)
-            return DONE
-        print_table("attention map", {**payload, "largest": _told(payload["largest"])})
+            return answer
+        print_table("attention map", {**payload, "largest": _told(payload["largest"]), "faithfulness": trust})
         if self.out.suffix.lower() == ".html":
             note(f"{self.out}: open it in a browser; it works offline")
-        return DONE
+        return answer
+
+    def _baseline(self, d: int) -> Any:
+        from underhood.core.sequences import read_sequence
+
+        if self.baseline in ("zero", "mean"):
+            return self.baseline
+        if not self.baseline.lower().endswith((".npy", ".csv")):
+            raise UnderhoodError("expected a baseline of zero, mean or a file .npy or .csv", repr(self.baseline))
+        return read_sequence(self.baseline, d)
 
     def _sequence(self, d: int) -> np.ndarray:
         import numpy as np

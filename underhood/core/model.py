@@ -144,6 +144,10 @@ class AbstractModel(Part):
     """What a page calls it; its kind unless given."""
     state_names: ClassVar[tuple[str, ...]] = ()
     """What the arrays of its state are called; by their shapes unless given."""
+    is_marked: ClassVar[bool] = False
+    """Whether `_scan` marks what a frozen map holds (layers/held.py)."""
+    default_map: ClassVar[str] = ""
+    """The kind of attention map by default; the first of exact and frozen that it has unless given."""
 
     @property
     def title(self) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import operator
+import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, SupportsIndex
@@ -12,8 +16,15 @@ from jaxtyping import Float
 
 from underhood.core.errors import UnderhoodError
 
-Kind = Literal["exact", "frozen", "jacobian"]
+Kind = Literal["exact", "frozen", "jacobian", "deletion", "shapley", "integrated"]
 Reduce = Literal["norm", "sum", "none"]
+
+# Σ|c| over |y| of independent terms grows as the root of their number; three times that, or ten, is much.
+MUCH, MUCH_BY_ROOT = 10.0, 3.0
+
+
+class CancellationWarning(UserWarning):
+    """Contributions much larger than the output that they add up to."""
 
 
 def whole_number(value: Any) -> int | None:
@@ -42,27 +53,94 @@ class Completeness(float):
         return overall
 
 
-@dataclass(frozen=True)
+class Cancellation(float):
+    """Σ_s |c[t, s]| over |y_t|: near 1 where contributions agree; large where they undo each other."""
+
+    steps: Float[np.ndarray, " t"]
+    """For each row."""
+
+    @classmethod
+    def of(cls, outputs: Float[np.ndarray, "t d"], sizes: Float[np.ndarray, " t"]) -> Cancellation:
+        """From the outputs and Σ_s |c[t, s]| of each."""
+        lengths, tiny = np.linalg.norm(outputs, axis=1), np.finfo(np.float64).tiny
+        overall = cls(float(np.sum(sizes)) / max(float(lengths.sum()), tiny))
+        overall.steps = sizes / np.maximum(lengths, tiny)
+        return overall
+
+
+@dataclass(frozen=True, repr=False)
 class AttentionMap:
     """Which earlier steps each output comes from, and how much of it they explain."""
 
     weights: Float[np.ndarray, "maps t s"]
     """Row t of a map has what each step s gives to output t; zero for s > t."""
     kind: Kind
-    """exact: a sum over values, with no approximation; frozen: activations, gates and norms held at their values;
-    jacobian: slopes, ∂y_t/∂x_s x_s."""
+    """What c[t, s] is, and what it holds fixed: the table in docs/attention-maps.md."""
     completeness: Completeness
-    """Share of the outputs that the contributions leave unexplained, overall; `.steps` for each t."""
+    """Share of the outputs that the contributions leave unexplained, overall; `.steps` for each row. It does not say
+    that a map can be believed: `uh.faithfulness` does."""
     reduce: Reduce = "norm"
-    """norm: |c[t, s]|, one map; sum: the sum of its coordinates, with sign, one map; none: a map for each head or
-    channel, its scores, or for each output coordinate where there are no scores."""
+    """norm: |c[t, s]|, one map; sum: the sum of its coordinates, or c[t, s] · target, with sign, one map; none: a map
+    for each head or channel, its scores, or for each output coordinate where there are no scores."""
     names: tuple[str, ...] = ("all",)
     """One for each map."""
+    cancellation: Cancellation | float = 0.0
+    """Σ_s |c[t, s]| over |y_t|, overall; `.steps` for each row."""
+    rows: tuple[int, ...] | None = None
+    """The steps t whose outputs the rows of `weights` explain; None: all of them."""
+    directions: Float[np.ndarray, "t d_out"] | None = field(default=None, repr=False, compare=False)
+    """What a target's contributions are projected on, for each row."""
+    standard_error: Float[np.ndarray, "t s"] | None = field(default=None, repr=False, compare=False)
+    """Of |c[t, s]|, of a map from random permutations."""
     source: Callable[[int], Float[np.ndarray, "s d_out"]] | None = field(default=None, repr=False, compare=False)
     pair_source: Callable[[int], Float[np.ndarray, "r s d_out"]] | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def length(self) -> int:
+        """Steps of the sequence."""
+        return self.weights.shape[2]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The step t of each row."""
+        return tuple(range(self.length)) if self.rows is None else self.rows
+
+    @property
+    def warning(self) -> str | None:
+        """A line about contributions that mostly cancel; None where they do not."""
+        if self.cancellation <= max(MUCH, MUCH_BY_ROOT * self.length**0.5):
+            return None
+        return (
+            f"the contributions are {float(self.cancellation):.3g} times as large as the outputs that they add up to, "
+            "so that most of them cancel: check this map with uh.faithfulness before you believe it"
+        )
+
+    def __repr__(self) -> str:
+        lines = [
+            f"AttentionMap: {self.kind}, {len(self.steps)} rows of {self.length} steps, {len(self.names)} map"
+            f"{'s' * (len(self.names) != 1)} ({self.reduce})",
+            f"  completeness {float(self.completeness):.2g} (unexplained), "
+            f"cancellation {float(self.cancellation):.3g} (Σ|c| over |y|)",
+        ]
+        return "\n".join(lines + ([f"  warning: {self.warning}"] if self.warning else []))
+
+    def _repr_html_(self) -> str:
+        """The first map as a picture, below what `repr` says."""
+        text = html.escape(repr(self)).replace("\n", "<br>")
+        style = "width: 320px; image-rendering: pixelated; border: 1px solid #ccc"
+        return f'<div>{text}<br><img style="{style}" alt="attention map" src="{_picture(self.weights[0])}"></div>'
+
     def contributions(self, t: SupportsIndex) -> Float[np.ndarray, "s d_out"]:
-        """c[t, s] for s = 0 … t: the vectors that add up to output t."""
+        """c[t, s] for s = 0 … t: the vectors that add up to output t; numbers (s, 1) where there is a target.
+
+        **Arguments:**
+
+        - `t`: The step of the output; negative ones count from the end.
+
+        **Returns:**
+
+        An array with a row for each step s ≤ t.
+        """
         assert self.source is not None
         return self.source(self._step(t))
 
@@ -75,7 +153,7 @@ class AttentionMap:
         return self.pair_source(self._step(t))
 
     def _step(self, t: Any) -> int:
-        length, step = self.weights.shape[1], whole_number(t)
+        length, step = self.length, whole_number(t)
         if step is None or not -length <= step < length:
             raise UnderhoodError(f"expected a step from 0 to {length - 1}", repr(t))
         return step % length
@@ -91,18 +169,44 @@ class MapComparison(NamedTuple):
 
 
 def compare_maps(one: AttentionMap, other: AttentionMap) -> MapComparison:
-    """A map beside a reference, such as that of a trained network beside the attention that it implements."""
+    """A map beside a reference, such as that of a trained network beside the attention that it implements.
+
+    **Arguments:**
+
+    - `one`: The map to judge.
+    - `other`: The reference, of the same shape and reduction.
+
+    **Returns:**
+
+    The correlation of their entries and their largest difference.
+    """
     for map_ in (one, other):
         if not isinstance(map_, AttentionMap):
             raise UnderhoodError("expected two attention maps", type(map_).__name__, "Use uh.attention_map(model, xs).")
     if one.weights.shape != other.weights.shape or one.reduce != other.reduce:
         shown = " and ".join(f"{map_.weights.shape} by {map_.reduce}" for map_ in (one, other))
         raise UnderhoodError("expected two maps of the same shape and reduction", shown)
-    rows, columns = one.weights.shape[1:]
-    causal = np.tri(rows, columns, columns - rows, dtype=bool)  # of maps cut to their last rows, too
+    if one.steps != other.steps:
+        raise UnderhoodError("expected two maps of the same rows", f"{one.steps} and {other.steps}"[:80])
+    causal = np.arange(one.length) <= np.array(one.steps)[:, None]
     first, second = (np.asarray(map_.weights[:, causal], np.float64).ravel() for map_ in (one, other))
     centred = [entries - entries.mean() for entries in (first, second)]
     spread = float(np.linalg.norm(centred[0]) * np.linalg.norm(centred[1]))
     correlation = float(centred[0] @ centred[1]) / spread if spread else float("nan")
     largest = max(float(np.abs(second).max()), np.finfo(np.float64).tiny)
     return MapComparison(correlation, float(np.abs(first - second).max()) / largest)
+
+
+def _picture(weights: Float[np.ndarray, "t s"]) -> str:
+    """A PNG as a data address, one pixel for each entry: darker is larger, red is negative."""
+    shares = np.asarray(weights, np.float64) / max(float(np.abs(weights).max()), np.finfo(np.float64).tiny)
+    full = np.where(shares[..., None] < 0, np.array([0xB2, 0x18, 0x2B]), np.array([0x21, 0x66, 0xAC]))
+    pixels = np.round(255 + np.abs(shares)[..., None] * (full - 255)).astype(np.uint8)
+    lines = np.concatenate([np.zeros((len(pixels), 1), np.uint8), pixels.reshape(len(pixels), -1)], axis=1)
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(lines.tobytes())), chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()

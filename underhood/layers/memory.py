@@ -14,7 +14,7 @@ would lose the digits that small decays need.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -177,6 +177,8 @@ def _decays(log_decay: Inexact[Array, "t h"]) -> tuple[Inexact[Array, "h t t"], 
 
 class AbstractMemoryCell(AbstractModel):
     """A layer around a matrix memory: it writes `_initial_state` and `_scan`, and a step is a scan of length 1."""
+
+    is_marked: ClassVar[bool] = True
 
     def _step(self, state: Any, x: Float[Array, " d"]) -> tuple[Any, Float[Array, " d_o"]]:
         ys, state = self._scan(x[None], state)

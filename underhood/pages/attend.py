@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -17,9 +18,9 @@ from underhood.core.errors import UnderhoodError, printable
 from underhood.core.model import AbstractModel
 from underhood.core.outputs import MAP, NPZ, PAGE, PNG, Kind, require_outputs, write_output
 from underhood.explain.attention_map import attention_map, sequence_of
-from underhood.explain.maps import AttentionMap, Reduce
+from underhood.explain.maps import AttentionMap, CancellationWarning, Reduce
+from underhood.explain.maps import Kind as MapKind
 from underhood.pages.drawing import text_of
-from underhood.pages.map_figure import draw_map
 from underhood.pages.page import render
 
 SUFFIXES: dict[str, Kind] = {".html": PAGE, ".png": PNG, ".npz": NPZ}
@@ -36,48 +37,55 @@ def attend(
     *,
     layer: SupportsIndex | None = None,
     reduce: Reduce = "norm",
+    kind: MapKind | None = None,
+    baseline: Any = "zero",
+    state: Any = None,
     tokens: Sequence[str] | None = None,
     name: str = "network",
     force: bool = False,
 ) -> AttentionMap:
-    """The attention map of a model on a sequence, as a page, a picture or an archive.
+    """Write the attention map of `model` on `xs` to a page, a picture or an archive: .html, .png or .npz.
 
     **Arguments:**
 
-    - `model`: what `attention_map` takes.
-    - `xs`: the sequence `(t, d)`.
-    - `out`: the file, by its name .html, .png or .npz; a page has all reductions.
-    - `layer`: of a stack, the layer whose map it is; the whole model unless given.
-    - `reduce`: what becomes of the matrix between two steps.
-    - `tokens`: names of the steps.
-    - `name`: of the network, in the title.
-    - `force`: write over a file of another kind.
+    - `model`, `xs`: A model of this package, and a sequence (t, d).
+    - `out`: The file to write; its suffix says which kind.
+    - `layer`, `reduce`, `kind`, `baseline`, `state`: As for `uh.attention_map`. A page has the other reductions, too.
+    - `tokens`: A name for each step.
+    - `name`: What the page or picture calls the network.
+    - `force`: Write over a file of another kind.
 
     **Returns:**
 
-    The map, reduced as asked.
+    The `AttentionMap`, reduced as asked.
     """
     suffix = suffix_of(out)
-    kind = SUFFIXES[suffix]
-    require_outputs((out, kind), force=force)
+    require_outputs((out, SUFFIXES[suffix]), force=force)
     if isinstance(model, AbstractModel):  # attention_map refuses all else
         xs = sequence_of(model, xs)
         tokens = None if tokens is None else require_tokens(tokens, len(xs))
         if suffix == ".html":
             require_page(len(xs))
-    found = attention_map(model, xs, layer=layer, reduce=reduce)
+    asked = {"layer": layer, "kind": kind, "baseline": baseline, "state": state}
+    found = attention_map(model, xs, reduce=reduce, **asked)
     if suffix == ".html":
-        maps = all_maps(model, xs, layer)
+        maps = all_maps(model, xs, **asked)
         content = page(maps, tokens, name=printable(name), what=described(model, layer), chosen=reduce).encode()
+    elif suffix == ".npz":
+        content = archive(found, tokens)
     else:
-        content = archive(found, tokens) if suffix == ".npz" else draw_map(found, tokens, name)
-    write_output(out, content, kind, force=force)
+        from underhood.pages.map_figure import draw_map  # an archive needs no matplotlib
+
+        content = draw_map(found, tokens, name)
+    write_output(out, content, SUFFIXES[suffix], force=force)
     return found
 
 
-def all_maps(model: Any, xs: Any, layer: SupportsIndex | None = None) -> dict[Reduce, AttentionMap]:
+def all_maps(model: Any, xs: Any, layer: SupportsIndex | None = None, **asked: Any) -> dict[Reduce, AttentionMap]:
     """Each reduction, of which a page shows any."""
-    return {one: attention_map(model, xs, layer=layer, reduce=one) for one in REDUCTIONS}
+    with warnings.catch_warnings():  # one is enough
+        warnings.simplefilter("ignore", CancellationWarning)
+        return {reduce: attention_map(model, xs, layer=layer, reduce=reduce, **asked) for reduce in REDUCTIONS}
 
 
 def suffix_of(out: str | os.PathLike[str]) -> str:

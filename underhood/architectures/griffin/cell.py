@@ -73,6 +73,7 @@ class Griffin(AbstractModel):
     """The recurrent block with n channels, in blocks of equal width."""
 
     kind: ClassVar[str] = "griffin-cell"
+    is_marked: ClassVar[bool] = True
 
     linear_x: Linear = part("linear", rows="channels", columns="d")
     linear_y: Linear = part("linear", rows="channels", columns="d")

@@ -27,6 +27,9 @@ LSTMState = tuple[Float[Array, " n"], Float[Array, " n"]]  # (h, c)
 class AbstractGates(AbstractModel):
     """What LSTM and GRU share: `u` has a row a gate, and the hidden neurons are the output."""
 
+    is_marked: ClassVar[bool] = True
+    default_map: ClassVar[str] = "deletion"  # their gates read the state
+
     u: eqx.AbstractVar[Float[Array, "g n d"]]
 
     @property

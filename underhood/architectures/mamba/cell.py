@@ -36,6 +36,7 @@ class Mamba(AbstractModel):
 
     kind: ClassVar[str] = "mamba-cell"
     state_names: ClassVar[tuple[str, ...]] = ("past", "h")
+    is_marked: ClassVar[bool] = True
 
     in_proj: Matrix = tensor("2*channels d", sparse=True)
     conv1d: Convolution = part("convolution", channels="channels")

@@ -30,6 +30,7 @@ class MinGRU(AbstractModel):
     """n neurons; W_h above W_z in one matrix, as the public module has them."""
 
     kind: ClassVar[str] = "mingru-cell"
+    is_marked: ClassVar[bool] = True
 
     to_hidden_and_gate: Float[Array, "2*hidden d"] = tensor()
     to_out: Float[Array, "d_out hidden"] | None = tensor(optional=True, default=None)
