@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from underhood.commands.output import DONE, note, print_json, print_table, require_seed
+from underhood.commands.output import ANSWER_IS_NO, DONE, note, print_json, print_table, require_seed
 from underhood.core.errors import UnderhoodError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Attend:
             "largest": _largest(found, tokens),
             "out": str(self.out),
         }
-        answer = DONE if trust is None or trust.passed else NO
+        answer = DONE if trust is None or trust.passed else ANSWER_IS_NO
         if self.json:
             print_json(payload)
             return answer

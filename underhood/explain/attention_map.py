@@ -349,7 +349,7 @@ def _reduced(source: _Rows, outputs: Float[np.ndarray, "t d_out"], reduce: Reduc
     _finite(np.array(ends), "the map overflows for these inputs")
     pairs = None if shares.factors is None else source.pairs
     cancels = Cancellation.of(outputs, sizes)
-    return AttentionMap(weights, kind, complete, reduce, names, cancels, source=source.row, pair_source=pairs)
+    return AttentionMap(weights, kind, complete, reduce, names, source.row, pairs, cancels)
 
 
 class _Columns:
@@ -433,11 +433,11 @@ def _by_columns(
         complete,
         reduce,
         names,
-        Cancellation.of(aimed, columns.lengths.sum(axis=1)),
-        where.rows,
-        where.directions,
-        None if errors is None else errors.T,
         source.row,
+        cancellation=Cancellation.of(aimed, columns.lengths.sum(axis=1)),
+        rows=where.rows,
+        directions=where.directions,
+        standard_error=None if errors is None else errors.T,
     )
 
 

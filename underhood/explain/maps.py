@@ -84,6 +84,8 @@ class AttentionMap:
     for each head or channel, its scores, or for each output coordinate where there are no scores."""
     names: tuple[str, ...] = ("all",)
     """One for each map."""
+    source: Callable[[int], Float[np.ndarray, "s d_out"]] | None = field(default=None, repr=False, compare=False)
+    pair_source: Callable[[int], Float[np.ndarray, "r s d_out"]] | None = field(default=None, repr=False, compare=False)
     cancellation: Cancellation | float = 0.0
     """Σ_s |c[t, s]| over |y_t|, overall; `.steps` for each row."""
     rows: tuple[int, ...] | None = None
@@ -92,8 +94,6 @@ class AttentionMap:
     """What a target's contributions are projected on, for each row."""
     standard_error: Float[np.ndarray, "t s"] | None = field(default=None, repr=False, compare=False)
     """Of |c[t, s]|, of a map from random permutations."""
-    source: Callable[[int], Float[np.ndarray, "s d_out"]] | None = field(default=None, repr=False, compare=False)
-    pair_source: Callable[[int], Float[np.ndarray, "r s d_out"]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def length(self) -> int:

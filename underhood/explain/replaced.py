@@ -91,7 +91,7 @@ class Runs:
             found.append(self._picked(_scan_all(self.model, padded, self.state, self.rows))[: len(some)])
         return np.concatenate(found)
 
-    def _picked(self, outputs: Array, rows: Any = slice(None)) -> Float[np.ndarray, "n rows size"]:
+    def _picked(self, outputs: Any, rows: Any = slice(None)) -> Float[np.ndarray, "n rows size"]:
         picked = np.asarray(outputs)
         return picked if self.directions is None else np.einsum("nrd,rd->nr", picked, self.directions[rows])[..., None]
 
@@ -165,17 +165,17 @@ def shapley(
 
 
 @eqx.filter_jit
-def _scan_all(model: AbstractModel, versions: Array, state: Any, rows: Array) -> Float[Array, "n rows d_out"]:
+def _scan_all(model: AbstractModel, versions: Any, state: Any, rows: Any) -> Float[Array, "n rows d_out"]:
     return jax.vmap(lambda xs: model._scan(jnp.asarray(xs), state)[0][rows])(jnp.asarray(versions))
 
 
 @eqx.filter_jit
-def _state_after(model: AbstractModel, xs: Array, state: Any) -> Any:
+def _state_after(model: AbstractModel, xs: Any, state: Any) -> Any:
     return model._scan(jnp.asarray(xs), state)[1]
 
 
 @eqx.filter_jit
-def _alone(model: AbstractModel, xs: Array, base: Array, state: Any) -> Float[Array, "t d_out"]:
+def _alone(model: AbstractModel, xs: Any, base: Any, state: Any) -> Float[Array, "t d_out"]:
     def body(state: Any, x: Array) -> tuple[Any, Array]:
         return model._step(state, jnp.asarray(base))[0], model._step(state, x)[1]
 

@@ -89,7 +89,7 @@ def _outputs(model: AbstractModel, xs: Array, present: Array, state: Any, held: 
 
 @eqx.filter_jit
 def _backwards(
-    model: AbstractModel, xs: Array, way: Array, state: Any, t: Array, aims: Array, held: bool
+    model: AbstractModel, xs: Any, way: Any, state: Any, t: Any, aims: Any, held: bool
 ) -> Float[Array, "size t"]:
     xs, present = jnp.asarray(xs), jnp.ones(len(xs), xs.dtype)
     _, back = jax.vjp(lambda xs, present: _outputs(model, xs, present, state, held)[t], xs, present)
@@ -103,7 +103,7 @@ def _backwards(
 
 @eqx.filter_jit
 def _forwards(
-    model: AbstractModel, xs: Array, way: Array, state: Any, columns: Array, rows: Array, held: bool
+    model: AbstractModel, xs: Any, way: Any, state: Any, columns: Any, rows: Any, held: bool
 ) -> Float[Array, "n rows d_out"]:
     xs, present = jnp.asarray(xs), jnp.ones(len(xs), xs.dtype)
     _, slope = jax.linearize(lambda xs, present: _outputs(model, xs, present, state, held)[rows], xs, present)

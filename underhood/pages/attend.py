@@ -20,8 +20,7 @@ from underhood.core.outputs import MAP, NPZ, PAGE, PNG, Kind, require_outputs, w
 from underhood.explain.attention_map import attention_map, sequence_of
 from underhood.explain.maps import AttentionMap, CancellationWarning, Reduce
 from underhood.explain.maps import Kind as MapKind
-from underhood.pages.drawing import text_of
-from underhood.pages.page import render
+from underhood.pages.numbers import text_of
 
 SUFFIXES: dict[str, Kind] = {".html": PAGE, ".png": PNG, ".npz": NPZ}
 MOST_NUMBERS = 2_000_000  # some 11 MB as text: a page beyond it is slow to open
@@ -134,6 +133,8 @@ def page(
     maps: dict[Reduce, AttentionMap], tokens: Sequence[str] | None, *, name: str, what: str, chosen: Reduce
 ) -> str:
     """The page as text."""
+    from underhood.pages.page import render
+
     found = maps[chosen]
     return render(
         "attend.html",

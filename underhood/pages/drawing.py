@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from matplotlib.text import Text
 
 from underhood.core.outputs import SOFTWARE
 from underhood.pages.appearance import INK
+from underhood.pages.numbers import text_of
 
 if TYPE_CHECKING:
     from underhood.pages.charts import Panel
@@ -138,24 +138,6 @@ def style_curves(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:
 def typeset(text: str) -> str:
     """W_V and W_m^in with their indices below and above, as matplotlib sets them."""
     return re.sub(r"W_(\w)(?:\^(\w+))?", lambda found: f"$W_{found[1]}{f'^{{{found[2]}}}' if found[2] else ''}$", text)
-
-
-def text_of(value: Any) -> str:
-    """A number as a person writes it: 3.1·10⁻⁹."""
-    if value is None:
-        return "–"
-    if not isinstance(value, float):
-        return str(value)
-    if value == 0:
-        return "0"
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
-    mantissa, power = f"{value:.1e}".split("e")
-    exponent = int(power)
-    if -3 <= exponent <= 4:
-        return f"{value:.3g}" if exponent < 3 else f"{float(f'{value:.2e}'):,.0f}"
-    digits = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{mantissa}·10{digits}"
 
 
 def seeds_of(row: dict[str, Any]) -> str:
