@@ -51,9 +51,10 @@ def _print(found: Found) -> None:
     heads = "" if found.heads is None else f", {found.heads} head{'s' * (found.heads > 1)}"
     console.print(f"[bold {colour}]{escape(found.verdict + heads)}[/]")
     console.print(escape(found.reason), highlight=False)
-    for one in found.diagnosis:
-        explains = "" if one["r2"] is None else f" (R² = {one['r2']:.6g})"
-        console.print(escape(f"{one['what']}: {one['meaning']}{explains}. {one['remedy']}".rstrip()), highlight=False)
+    for diagnosis in found.diagnosis:
+        r2, what = diagnosis["r2"], f"{diagnosis['what']}: {diagnosis['meaning']}"
+        explains = "" if r2 is None else f" (R² = {r2:.6g})"
+        console.print(escape(f"{what}{explains}. {diagnosis['remedy']}".rstrip()), highlight=False)
     table = Table("evidence", "", "meaning", title_justify="left")
     for name, value, meaning in _rows(found):
         table.add_row(escape(name), escape(value), escape(meaning))

@@ -276,14 +276,14 @@ def _why(structure: Structure, attention: LinearAttention) -> str:
     if structure.signal == 0:
         return "the output is zero for every input: attention with zero weights"
     share = f"what attention does not have is {structure.deviation:.1e} of the output"
-    kind = f"memory × query only: {share} (tolerance {structure.tolerance:.0e})"
+    reason = f"memory × query only: {share} (tolerance {structure.tolerance:.0e})"
     split = (
         "one head, identifiable up to one scalar"
         if attention.heads == 1
         else f"{attention.heads} heads, of which only the sum is identifiable"
     )
     fades = "" if attention.decay is None else f", decay {_listed(structure.decays)}"
-    return f"{kind}; {split}{fades}"
+    return f"{reason}; {split}{fades}"
 
 
 def _why_not(reading: Reading, structure: Structure) -> str:

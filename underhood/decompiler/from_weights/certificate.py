@@ -83,14 +83,14 @@ def _function_gap(
     groups = [*structure.memory, structure.forget]
     ideals = np.append(np.asarray(structure.decays), 0.0)
     work = sum(len(group) for group in groups) * reading.pre_readout * reading.forms.shape[1]
-    kind = np.longdouble if work * (1 + reading.d_out / 4) < LONG_DOUBLE_WORK else np.float64
+    dtype = np.longdouble if work * (1 + reading.d_out / 4) < LONG_DOUBLE_WORK else np.float64
     sides = [
-        [weights[:, group].astype(kind) @ reading.forms[group].astype(kind) for group in groups]
+        [weights[:, group].astype(dtype) @ reading.forms[group].astype(dtype) for group in groups]
         for weights in (reading.left, reading.right)
     ]
-    readout = reading.readout.astype(kind)
+    readout = reading.readout.astype(dtype)
     reach = bound ** reading.degree.astype(float)
-    targets = _targets(attention, structure.decays, kind)
+    targets = _targets(attention, structure.decays, dtype)
     terms = np.zeros(reading.d_out)
     for g in range(len(groups)):
         for other in range(g, len(groups)):
@@ -98,7 +98,7 @@ def _function_gap(
             if g != other:
                 block = block + _block(readout, sides[0][other], sides[1][g]).transpose(0, 2, 1)
             terms += _block_bound(reading, block, (g, other), targets, ideals, bound, horizon)
-    if kind is np.float64:
+    if dtype is np.float64:
         # The analysis rounds too: γ_n of the sums above, on everything before it cancels.
         left, right = (sum(np.abs(part) @ reach for part in side) for side in sides)
         gross = np.abs(reading.readout) @ np.asarray(left * right, np.float64)
@@ -106,11 +106,11 @@ def _function_gap(
     return terms
 
 
-def _targets(attention: LinearAttention, decays: tuple[float, ...], kind: Any) -> list[Array]:
+def _targets(attention: LinearAttention, decays: tuple[float, ...], dtype: Any) -> list[Array]:
     """The recovered T of each decay, as coefficients of x_a x_b (of x̃) times x_c."""
     own = np.ones(attention.heads) if attention.decay is None else np.asarray(attention.decay, np.float64)
-    values = np.asarray(attention.w_value).astype(kind)
-    keys, queries = (np.asarray(weight).astype(kind) for weight in (attention.w_key, attention.w_query))
+    values = np.asarray(attention.w_value).astype(dtype)
+    keys, queries = (np.asarray(weight).astype(dtype) for weight in (attention.w_key, attention.w_query))
     key_query = np.einsum("hka,hkb->hab", keys, queries)
     return [fold(np.einsum("hia,hbc->iabc", values[own == decay], key_query[own == decay])) for decay in decays]
 
