@@ -17,8 +17,8 @@ from .attention.softmax import SoftmaxAttention as SoftmaxAttention
 from .attention.teachers import gradient_descent_attention as gradient_descent_attention
 from .attention.teachers import random_attention as random_attention
 from .compiler.algorithms import algorithm_network as algorithm_network
-from .compiler.compile import Compiled as Compiled
 from .compiler.compile import compile as compile
+from .compiler.result import Compiled as Compiled
 from .compiler.softmax import polynomial_attention as polynomial_attention
 from .core.errors import NotConstructible as NotConstructible
 from .core.errors import UnderhoodError as UnderhoodError

@@ -6,7 +6,7 @@ import pytest
 import underhood as uh
 from underhood.algebra.key_values import smallest_head
 from underhood.algebra.subspaces import SAME_DIRECTION, factor, independent_rows, intersect, row_space
-from underhood.compiler.minimal import memory_count, minimal
+from underhood.compiler.forms import memory_count, minimal
 
 random = np.random.default_rng(1)
 

@@ -17,10 +17,9 @@ from underhood.architectures.lstm.lowering import attention_to_lstm
 from underhood.cli import main
 from underhood.compiler.compile import TARGETS
 from underhood.compiler.envelope import Envelope
-from underhood.compiler.forms import compact, figure_1, rank_revealed
+from underhood.compiler.forms import compact, figure_1, rank_revealed, to_gated_rnn
 from underhood.compiler.targets import ATTENTION, GATED
 from underhood.compiler.verify import measure
-from underhood.compiler.ways import to_gated_rnn
 from underhood.core.model import as_dtype
 
 LIMITS = {"gru": {1: 1e-4, 2: 1e-6}, "exact": {1: 1e-12}, "linearised": {1: 1e-7, 2: 1e-9, 3: 1e-10}}
@@ -52,7 +51,7 @@ def test_attention_compiles_within_its_limits_and_its_bound(target, source, orde
     attention = uh.random_attention(**SOURCES[source])
     compiled = uh.compile(attention, to=target, order=order)
     assert compiled.verified
-    assert compiled.layers == TARGETS[target].default_layers[ATTENTION]
+    assert compiled.layers == TARGETS[target].choose(attention, None)[0]
     assert compiled.max_rel_error <= limits(target)[order]
     assert compiled.max_abs_error <= compiled.error_bound <= 1000 * compiled.max_abs_error
     # Other inputs than the probes, against the double loop.
@@ -62,7 +61,7 @@ def test_attention_compiles_within_its_limits_and_its_bound(target, source, orde
     assert error(compiled.model(xs), expected) <= limits(target)[order]
 
 
-GATED_TARGETS = [target for target in TARGETS if GATED in TARGETS[target].default_layers]
+GATED_TARGETS = [target for target in TARGETS if any(column == GATED for column, _ in TARGETS[target].ways)]
 
 
 def gated_source(d=3, hidden=5, seed=0):
@@ -80,7 +79,7 @@ def gated_source(d=3, hidden=5, seed=0):
 def test_gated_rnns_compile_as_the_first_column_of_table_3(target):
     source = gated_source()
     compiled = uh.compile(source, to=target, horizon=200)
-    assert compiled.layers == TARGETS[target].default_layers[GATED]
+    assert compiled.layers == min(layers for column, layers in TARGETS[target].ways if column == GATED)
     assert compiled.verified
     xs = np.random.default_rng(99).uniform(-4, 4, (200, 3))
     assert np.max(np.abs(compiled.model(xs) - reference(source, xs))) <= compiled.error_bound

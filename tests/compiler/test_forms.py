@@ -8,9 +8,16 @@ import pytest
 import underhood as uh
 from tests.tolerance import agree, error
 from underhood.architectures.gated_rnn.lowering import to_sparse_gated_rnn
-from underhood.compiler.forms import compact, compact_coordinates, coordinates, figure_1, rank_revealed
-from underhood.compiler.minimal import memory_count, minimal
-from underhood.compiler.ways import to_gated_rnn
+from underhood.compiler.forms import (
+    compact,
+    compact_coordinates,
+    coordinates,
+    figure_1,
+    memory_count,
+    minimal,
+    rank_revealed,
+    to_gated_rnn,
+)
 from underhood.layers.linear import dense
 
 

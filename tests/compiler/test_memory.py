@@ -23,7 +23,7 @@ NUMBERS = {"mamba2": 10, "gla": 10, "gated-deltanet": 10, "mlstm": 30, "rwkv7": 
 
 
 def lowered(name, source, envelope=FLOAT64):
-    return TARGETS[name].ways[ATTENTION, 1](source, envelope, 1)
+    return TARGETS[name].ways[ATTENTION, 1].lower(source, envelope, 1)
 
 
 @pytest.mark.parametrize("name", NAMES)

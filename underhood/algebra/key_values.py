@@ -9,6 +9,7 @@ of the readout make every one of these forms show in some output.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -17,6 +18,15 @@ from jaxtyping import Float
 from underhood.algebra.gated import GatedArrays
 from underhood.algebra.quadratic import Array, product_forms
 from underhood.algebra.subspaces import factor, independent_rows, intersect, numerical_rank, row_space
+
+
+class Factors(NamedTuple):
+    """What one head is written by: W_V ≈ outs @ rows and W_KᵀW_Q ≈ columnsᵀ @ asked."""
+
+    outs: Float[Array, "d_o r"]
+    rows: Float[Array, "r d"]
+    columns: Float[Array, "s d"]
+    asked: Float[Array, "s d"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +40,7 @@ class KeyValueForm:
     reads: Float[Array, "products memory"]  # A
     asks: Float[Array, "products queries"]  # B
     readout: Float[Array, "d_o products"]  # D
+    factors: tuple[Factors | None, ...] | None = None  # of each head, None where its weights are copied; None: unknown
 
     @property
     def d(self) -> int:
@@ -73,6 +84,9 @@ def stack_forms(forms: list[KeyValueForm]) -> KeyValueForm:
         reads=np.asarray(scipy.linalg.block_diag(*(form.reads for form in forms))),
         asks=np.asarray(scipy.linalg.block_diag(*(form.asks for form in forms))),
         readout=np.concatenate([form.readout for form in forms], axis=1),
+        factors=None
+        if any(form.factors is None for form in forms)
+        else tuple(factors for form in forms for factors in form.factors or ()),
     )
 
 
@@ -103,7 +117,7 @@ def smallest_head(
         reads[place[diagonal, diagonal], mixed] = -1
     return KeyValueForm(
         values=left[p], keys=right[q], decay=np.full(len(p), decay), queries=asked, reads=reads, asks=asks,
-        readout=coefficients @ outputs,
+        readout=coefficients @ outputs, factors=(Factors(coefficients, left, right, asked),),
     )  # fmt: skip
 
 
@@ -113,7 +127,7 @@ def smallest_form(heads: list[KeyValueForm]) -> KeyValueForm:
     if len(heads) == 1:
         return apart
     decays = [form.decay[0] if form.memory else 1.0 for form in heads]
-    groups = [[form for form, its in zip(heads, decays, strict=True) if its == one] for one in sorted(set(decays))]
+    groups = [[form for form, its in zip(heads, decays, strict=True) if its == decay] for decay in sorted(set(decays))]
     together = stack_forms([_share(group) for group in groups])
     return min(together, apart, key=lambda form: (form.memory + len(form.queries), form.products))
 

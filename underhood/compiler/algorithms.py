@@ -30,7 +30,8 @@ from underhood.architectures.stack.cell import Stack
 from underhood.attention.linear import LinearAttention
 from underhood.attention.teachers import gradient_descent_attention
 from underhood.compiler.compile import compile
-from underhood.compiler.memory import CLOSED, ONE, log_rate
+from underhood.compiler.decays import CLOSED, log_rate, logit
+from underhood.compiler.memory import ONE
 from underhood.compiler.targets import TARGETS
 from underhood.core.errors import UnderhoodError
 from underhood.core.memory import require_memory
@@ -165,10 +166,10 @@ def _delta_rule(*, d_x: int, d_y: int, beta: float | None, **_: object) -> Abstr
     scale = TINY / 2 / np.sqrt(d_key) * ONE / np.sqrt(UNIT_EPS)
     cell = GatedDeltaNet(
         in_proj_qkvz=Projection(np.concatenate([keys, keys, values, np.tile(ONE * one, (d_y, 1))])),
-        in_proj_ba=Projection(np.stack([_logit(share) * one, 0 * one])),
+        in_proj_ba=Projection(np.stack([logit(min(share, 1.0)) * one, 0 * one])),
         conv1d=Convolution(before),
         dt_bias=np.zeros(1),
-        A_log=log_rate(np.ones(1), 1.0),
+        A_log=log_rate(np.ones(1)),
         norm=Norm(np.ones(d_y), eps=UNIT_EPS),
         out_proj=Projection(np.eye(d_y) / scale),
         key_heads=1,
@@ -226,10 +227,6 @@ def _keys(d_x: int, width: int, start: int = 0) -> Float[np.ndarray, "keys width
     """±s x: after SiLU, products of two of them are those of s x/√2, up to s²."""
     rows = KEY_SCALE * np.eye(d_x, width, start)
     return np.concatenate([rows, -rows])
-
-
-def _logit(share: float) -> float:
-    return ONE if share >= 1 else float(np.log(share / (1 - share)))
 
 
 def _inverse_softplus(value: float) -> float:

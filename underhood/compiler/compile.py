@@ -1,4 +1,5 @@
-"""`uh.compile(source, to=…)`: check → form → lower → cast → verify.
+"""`uh.compile(source, to=…)`: check → form → lower → cast → measure, a second form where the first comes near its limits,
+and verify.
 
 Approximation is chosen in one place: the scales of the copies, in the lowering. Everything else is exact.
 """
@@ -6,7 +7,7 @@ Approximation is chosen in one place: the scales of the copies, in the lowering.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,121 +16,20 @@ from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.attention.linear import LinearAttention
 from underhood.attention.softmax import AbstractAttention
 from underhood.compiler.envelope import Envelope
-from underhood.compiler.lowered import Lowered
+from underhood.compiler.forms import deviation, to_gated_rnn
 from underhood.compiler.products import gated_products
+from underhood.compiler.result import Compiled, CompileEvidence
+from underhood.compiler.settings import SETTINGS
 from underhood.compiler.softmax import compile_average
-from underhood.compiler.targets import TARGETS, DenseOrSparse, Target, Way, source_kind
+from underhood.compiler.targets import TARGETS, Lowered, Target, Way, source_kind
 from underhood.compiler.verify import Measured, measure
 from underhood.core.arrays import require_finite
 from underhood.core.costs import COSTS, estimate_cost
-from underhood.core.errors import NotConstructible, NotFinite, UnderhoodError
+from underhood.core.errors import NotFinite, UnderhoodError
 from underhood.core.memory import NotEnoughMemory
 from underhood.core.model import AbstractModel, as_dtype
 
 DTYPES = ("float64", "float32")
-MOST_STEPS = 2**53  # beyond it, float64 cannot count
-MOST_ORDERS = 4  # beyond it, rounding of the coefficients eats what the cancellation gains
-# A bound holds for the worst of all inputs; the tolerance is for what is met. The bound may be this much larger
-# before a compile is refused unseen.
-SLACK = 10
-# Other inputs than the probes may err more: a construction this near to its tolerance is tried in another way, too.
-MARGIN = 0.3
-TELLING = 300  # and so is one whose bound is this many times the error that is met
-
-
-@dataclasses.dataclass(frozen=True)
-class CompileEvidence:
-    """What was measured, on what, and what is promised beyond it."""
-
-    max_abs_error: float
-    """Largest |y_network − y_source| on the probes."""
-    max_rel_error: float
-    """The same, over the largest output."""
-    error_bound: float
-    """On |y_network − y_source| for every input within `input_bound`, up to the horizon."""
-    tolerance: float
-    """Largest `max_rel_error` that counts as verified."""
-    input_bound: float
-    """Inputs are within ± this."""
-    horizon: int
-    """Longest sequence that the bound holds for."""
-    order: int
-    """Scales at which neurons are copied to linearise σ."""
-    measured_steps: int
-    """Length of the probes: the horizon, or as much of it as is measured."""
-    probes: int
-    """How many probe sequences were run."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """A network that computes what its source does, and the evidence."""
-
-    model: Any
-    """The network, in the dtype asked for."""
-    target: str
-    """Its kind: what `to` said."""
-    layers: int
-    """How many recurrent layers it has."""
-    exact: bool
-    """Whether it equals its source in exact arithmetic; otherwise in a limit, at the scales chosen."""
-    verified: bool
-    """Whether the errors measured are within the tolerance and within the bound."""
-    evidence: CompileEvidence
-    """What `verified` rests on."""
-
-    @property
-    def hidden(self) -> int:
-        """Hidden neurons of the network."""
-        return self.model.hidden
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers its weights are."""
-        return self.model.parameters
-
-    @property
-    def max_abs_error(self) -> float:
-        """Largest |y_network − y_source| on the probes."""
-        return self.evidence.max_abs_error
-
-    @property
-    def max_rel_error(self) -> float:
-        """The same, over the largest output."""
-        return self.evidence.max_rel_error
-
-    @property
-    def error_bound(self) -> float:
-        """On |y_network − y_source| for every input within the bound, up to the horizon."""
-        return self.evidence.error_bound
-
-    @property
-    def tolerance(self) -> float:
-        """Largest `max_rel_error` that counts as verified."""
-        return self.evidence.tolerance
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """Everything but the model, as plain data."""
-        seen = self.evidence
-        return {
-            "target": self.target,
-            "layers": self.layers,
-            "hidden": self.hidden,
-            "parameters": self.parameters,
-            "dtype": str(self.model.dtype),
-            "exact": self.exact,
-            "max_abs_error": seen.max_abs_error,
-            "max_rel_error": seen.max_rel_error,
-            "error_bound": seen.error_bound,
-            "input_bound": seen.input_bound,
-            "horizon": seen.horizon,
-            "order": seen.order,
-            "tolerance": seen.tolerance,
-            "verified": self.verified,
-            "measured_steps": seen.measured_steps,
-            "probes": seen.probes,
-        }
 
 
 @np.errstate(all="ignore")  # what overflows is refused
@@ -145,85 +45,136 @@ def compile(
     tolerance: float | None = None,
     sparse: bool | None = None,
 ) -> Compiled:
-    """Turn attention, or a gated RNN of Eq. 2, into a network of the kind `to`, verified up to the horizon.
+    """Turn attention, or a gated RNN of Eq. 2, into a network of the architecture `to`, verified up to the horizon.
 
-    `order` counts the scales at which neurons are copied to linearise σ (1 is the paper's trick). `tolerance`
-    is the largest error over the largest output that counts as verified; each target has its own default.
-    `sparse` keeps the matrices of `gated-rnn`, of the LRUs and of `mamba` sparse; by default where dense ones would be
-    large.
+    **Arguments:**
+
+    - `source`: A `uh.LinearAttention`, a diagonal `uh.GatedRNN`, or normalised attention, as `uh.SoftmaxAttention`.
+    - `to`: The target, such as `"gated-rnn"`, `"lstm"` or `"mamba"`; an unknown name lists them all.
+    - `layers`: Recurrent layers; by default the fewest with which the target is built from this source.
+    - `input_bound`: Largest |input|. Scales are chosen for it, and the error bound holds within it.
+    - `horizon`: Longest sequence that the error bound holds for.
+    - `order`: Scales at which neurons are copied to linearise σ; 1 is the paper's trick.
+    - `dtype`: `"float64"` or `"float32"`.
+    - `tolerance`: Largest error, over the largest output, that counts as verified; each target has its own default.
+    - `sparse`: Whether the matrices of `gated-rnn`, of the LRUs and of `mamba` are kept sparse; by default where dense
+      ones would be large.
+
+    **Returns:**
+
+    A [`Compiled`][underhood.Compiled]: the network, and what was measured and is promised about it.
+
+    **Raises:**
+
+    `uh.NotConstructible` where the target is not built with so many layers, with the reason; `uh.UnderhoodError` for bad
+    settings, and where no network within the tolerance can be promised.
     """
-    target = TARGETS[to]
+    target, envelope = TARGETS[to], _check(source, input_bound, horizon, order, dtype)
     if isinstance(source, AbstractAttention):
-        return _average(source, to, layers, _checked_settings(source, input_bound, horizon, order, dtype), tolerance)
-    kind = source_kind(source)
-    envelope = _checked_envelope(source, input_bound, horizon, order, dtype)
-    if tolerance is not None and not 0 < tolerance < np.inf:
-        raise UnderhoodError("expected a tolerance above 0 and below infinity", tolerance)
-    chosen, lower = target.choose(kind, layers)
-    tolerance = target.tolerance(order, dtype == "float32") if tolerance is None else tolerance
-    options = {"sparse": sparse} if isinstance(lower, DenseOrSparse) else {}
-    if sparse and not options:
-        raise UnderhoodError(f"{to} from a {kind} in {chosen} layers has no sparse form", remedy="Leave sparse out.")
-    compile_cost(source, to, chosen, sparse)
+        return _average(source, to, layers, envelope, tolerance)
+    layers, way = target.choose(source, layers)
+    request = _Request(source, target, way, envelope, order, _tolerance(target, order, dtype, tolerance), sparse)
+    compile_cost(source, to, layers, sparse)
+    if request.is_sparse:
+        attempt = _attempt(request, None)
+    else:
+        attempt = _attempt(request, way.form)
+        if way.second is not None and _is_near_its_limits(attempt, request):
+            attempt = _better(attempt, request)
+    return _verify(attempt, request, layers)
+
+
+class _Request(NamedTuple):
+    """What is to be compiled, how, and how well."""
+
+    source: Any
+    target: Target
+    way: Way
+    envelope: Envelope
+    order: int
+    tolerance: float
+    sparse: bool | None
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.way.takes_sparse(self.source, self.sparse)
+
+    @property
+    def most(self) -> float:
+        """The largest relative bound that is let pass."""
+        return SETTINGS.slack * self.tolerance
+
+
+class _Attempt(NamedTuple):
+    """A network in its dtype, what is promised of it, and what was measured."""
+
+    model: Any
+    lowered: Lowered
+    measured: Measured
+
+
+def _attempt(request: _Request, form: Any) -> _Attempt:
+    """Form → lower → cast → measure."""
+    lowered = _lower(request, form, request.envelope)
+    if not lowered.relative_bound <= request.most:
+        raise _too_far(request, form, lowered)
     try:
-        lowered = lower(source, envelope, order, **options)
-        if not lowered.relative_bound <= SLACK * tolerance:
-            raise _too_far(target, lower, source, envelope, order, tolerance, lowered, options)
-        model, lowered, measured = _measured(source, lowered, envelope, tolerance)
-    except NotConstructible as refusal:
-        if layers is not None:
-            raise
-        settings = {"input_bound": input_bound, "horizon": horizon, "order": order, "dtype": dtype}
-        return compile(source, to, layers=refusal.needs, tolerance=tolerance, sparse=sparse, **settings)
+        model = as_dtype(lowered.model, request.envelope.dtype)
     except NotFinite:
-        raise _overflows(to, dtype) from None
+        raise _overflows(request) from None
+    measured = measure(request.source, model, request.envelope)
     if not np.isfinite(measured.max_abs_error):
-        raise _overflows(to, dtype)
+        raise _overflows(request)
+    if measured.max_abs_error > lowered.error_bound:
+        rule = f"expected errors within the bound {lowered.error_bound:.3g} that was derived for {request.target.name}"
+        raise UnderhoodError(rule, f"{measured.max_abs_error:.3g}", "This is a defect of underhood: please report it.")
+    return _Attempt(model, lowered, measured)
+
+
+def _lower(request: _Request, form: Any, envelope: Envelope) -> Lowered:
+    """The source in the form that the construction takes, and the network made of that."""
+    source, way = request.source, request.way
+    if request.is_sparse and way.sparse is not None:
+        return way.sparse(source, envelope, request.order)
+    if form is None:
+        return way.lower(source, envelope, request.order)
+    written = form(source)
+    lowered = way.lower(to_gated_rnn(written) if way.gated else written, envelope, request.order)
+    return dataclasses.replace(lowered, errors=lowered.errors + deviation(written, source, envelope))
+
+
+def _is_near_its_limits(attempt: _Attempt, request: _Request) -> bool:
+    """Whether other inputs may err more than is tolerated, or the bound says little."""
+    measured = attempt.measured
+    telling = attempt.lowered.error_bound <= SETTINGS.telling * measured.max_abs_error
+    return not telling or measured.max_rel_error > SETTINGS.margin * request.tolerance
+
+
+def _better(first: _Attempt, request: _Request) -> _Attempt:
+    """The second form where that errs less, if there is the memory for it."""
+    try:
+        second = _attempt(request, request.way.second)
+    except UnderhoodError:  # it is the larger one, and may promise less
+        return first
+    return second if second.measured.max_rel_error < first.measured.max_rel_error else first
+
+
+def _verify(attempt: _Attempt, request: _Request, layers: int) -> Compiled:
+    """The network with its evidence."""
+    model, lowered, measured = attempt
     evidence = CompileEvidence(
         max_abs_error=measured.max_abs_error,
         max_rel_error=measured.max_rel_error,
         error_bound=lowered.error_bound,
-        tolerance=tolerance,
-        input_bound=float(input_bound),
-        horizon=int(horizon),
-        order=order,
+        tolerance=request.tolerance,
+        input_bound=request.envelope.input_bound,
+        horizon=request.envelope.horizon,
+        order=request.order,
         measured_steps=measured.steps,
         probes=measured.probes,
     )
-    verified = measured.max_rel_error <= tolerance and measured.max_abs_error <= lowered.error_bound
-    return Compiled(model, to, chosen, target.exact, verified, evidence)
-
-
-def compile_cost(source: Any, to: str, layers: int | None = None, sparse: bool | None = None) -> str | None:
-    """What compiling will take, in a line, where that is much; refused where there is not the memory for it."""
-    if isinstance(source, LinearAttention):
-        products = source.heads * min(source.d, source.d_out) * source.w_key.shape[1]
-    elif isinstance(source, GatedRNN):
-        products = max(source.hidden, source.pre_readout)
-    else:
-        return None  # refused for what it is
-    name = "compile" if to == "gated-rnn" else f"compile {to}"
-    _, lower = TARGETS[to].choose(source_kind(source), layers)
-    if isinstance(lower, DenseOrSparse) and isinstance(source, LinearAttention) and lower.is_sparse(source, sparse):
-        name = lower.cost
-    elif getattr(source, "heads", 1) > 1 and f"{name}, heads" in COSTS:
-        name = f"{name}, heads"
-    return estimate_cost(name, max(source.d, products**0.5), f"compiling {source.kind} with d = {source.d} to {to}")
-
-
-def _measured(source: Any, lowered: Lowered, envelope: Envelope, tolerance: float) -> tuple[Any, Lowered, Measured]:
-    """The network in its dtype and its errors; where they are not well within their limits, the better way."""
-    model = as_dtype(lowered.model, envelope.dtype)
-    measured = measure(source, model, envelope)
-    telling = lowered.error_bound <= TELLING * measured.max_abs_error
-    if lowered.otherwise is None or (telling and measured.max_rel_error <= MARGIN * tolerance):
-        return model, lowered, measured
-    try:
-        otherwise = lowered.otherwise()
-    except NotEnoughMemory:  # the better way is the larger one
-        return model, lowered, measured
-    other = _measured(source, otherwise, envelope, tolerance)
-    return other if other[2].max_rel_error < measured.max_rel_error else (model, lowered, measured)
+    verified = measured.max_rel_error <= request.tolerance
+    return Compiled(model, request.target.name, layers, request.target.exact, verified, evidence)
 
 
 def _average(
@@ -236,20 +187,44 @@ def _average(
     return Compiled(made.model, to, made.layers, False, evidence.max_rel_error <= evidence.tolerance, evidence)
 
 
-def _checked_envelope(source: Any, input_bound: float, horizon: int, order: int, dtype: str) -> Envelope:
-    """Settings, weights, and outputs that the dtype has room for."""
-    envelope = _checked_settings(source, input_bound, horizon, order, dtype)
-    _require_room(source, envelope)
-    return envelope
+def compile_cost(source: Any, to: str, layers: int | None = None, sparse: bool | None = None) -> str | None:
+    """What compiling will take, in a line, where that is much; refused where there is not the memory for it."""
+    if isinstance(source, LinearAttention):
+        products = source.heads * min(source.d, source.d_out) * source.w_key.shape[1]
+    elif isinstance(source, GatedRNN):
+        products = max(source.hidden, source.pre_readout)
+    else:
+        return None  # refused for what it is
+    name = "compile" if to == "gated-rnn" else f"compile {to}"
+    way = TARGETS[to].choose(source, layers)[1]
+    if sparse and way.sparse is None:
+        where = f"{to} from a {source_kind(source)} in {layers} layers"
+        raise UnderhoodError(f"{where} has no sparse form", remedy="Leave sparse out.")
+    if way.takes_sparse(source, sparse):
+        name = way.sparse_cost
+    elif getattr(source, "heads", 1) > 1 and f"{name}, heads" in COSTS:
+        name = f"{name}, heads"
+    return estimate_cost(name, max(source.d, products**0.5), f"compiling {source.kind} with d = {source.d} to {to}")
 
 
-def _checked_settings(source: Any, input_bound: float, horizon: int, order: int, dtype: str) -> Envelope:
+def _tolerance(target: Target, order: int, dtype: str, tolerance: float | None) -> float:
+    if tolerance is None:
+        return target.tolerance(order, dtype == "float32")
+    if not 0 < tolerance < np.inf:
+        raise UnderhoodError("expected a tolerance above 0 and below infinity", tolerance)
+    return tolerance
+
+
+def _check(source: Any, input_bound: float, horizon: int, order: int, dtype: str) -> Envelope:
+    """Settings and weights that a network can be promised for."""
+    if not isinstance(source, AbstractAttention):
+        source_kind(source)
     if not (np.isfinite(input_bound) and input_bound > 0):
         raise UnderhoodError("expected an input_bound above 0 and below infinity", input_bound)
-    if not 1 <= horizon <= MOST_STEPS or int(horizon) != horizon:
-        raise UnderhoodError(f"expected a horizon from 1 to {MOST_STEPS} steps", horizon)
-    if not 1 <= order <= MOST_ORDERS or int(order) != order:
-        raise UnderhoodError(f"expected an order from 1 to {MOST_ORDERS}", order)
+    if not 1 <= horizon <= SETTINGS.most_steps or int(horizon) != horizon:
+        raise UnderhoodError(f"expected a horizon from 1 to {SETTINGS.most_steps} steps", horizon)
+    if not 1 <= order <= SETTINGS.most_orders or int(order) != order:
+        raise UnderhoodError(f"expected an order from 1 to {SETTINGS.most_orders}", order)
     if dtype not in DTYPES:
         raise UnderhoodError("expected the dtype float64 or float32", repr(dtype))
     for path, leaf in jax.tree_util.tree_leaves_with_path(source):
@@ -257,7 +232,10 @@ def _checked_settings(source: Any, input_bound: float, horizon: int, order: int,
     decay = getattr(source, "decay", None)
     if decay is not None and not np.all((np.asarray(decay) >= 0) & (np.asarray(decay) <= 1)):
         raise UnderhoodError("expected decays from 0 to 1", np.asarray(decay).tolist())
-    return Envelope(float(input_bound), int(horizon), np.dtype(dtype))
+    envelope = Envelope(float(input_bound), int(horizon), np.dtype(dtype))
+    if not isinstance(source, AbstractAttention):
+        _require_room(source, envelope)
+    return envelope
 
 
 def _require_room(source: Any, envelope: Envelope) -> None:
@@ -275,34 +253,26 @@ def _require_room(source: Any, envelope: Envelope) -> None:
         raise UnderhoodError(rule, got, "Scale the weights down, or lower input_bound.")
 
 
-def _overflows(to: str, dtype: str) -> UnderhoodError:
+def _overflows(request: _Request) -> UnderhoodError:
     """Numbers on the way may be larger than the outputs, as where a norm is undone."""
-    remedy = "Scale the weights down, or lower input_bound."
-    return UnderhoodError(f"the numbers inside {to} would be beyond what {dtype} holds", remedy=remedy)
+    rule = f"the numbers inside {request.target.name} would be beyond what {request.envelope.dtype} holds"
+    return UnderhoodError(rule, remedy="Scale the weights down, or lower input_bound.")
 
 
-def _too_far(
-    target: Target,
-    lower: Way,
-    source: Any,
-    envelope: Envelope,
-    order: int,
-    tolerance: float,
-    lowered: Lowered,
-    options: dict[str, Any],
-) -> UnderhoodError:
+def _too_far(request: _Request, form: Any, lowered: Lowered) -> UnderhoodError:
     """No scale meets the tolerance: name the longest horizon at which one does, by bisection."""
+    envelope = request.envelope
 
     def meets(horizon: int) -> bool:
-        shorter = dataclasses.replace(envelope, horizon=horizon)
-        return lower(source, shorter, order, **options).relative_bound <= SLACK * tolerance
+        return _lower(request, form, dataclasses.replace(envelope, horizon=horizon)).relative_bound <= request.most
 
     within, beyond = 0, envelope.horizon
     while beyond - within > max(1, within // 100):
         middle = (within + beyond) // 2
         within, beyond = (middle, beyond) if meets(middle) else (within, middle)
     limit = f"The longest horizon that can be promised is {within}" if within else "No horizon can be promised"
-    remedy = f"{limit} at tolerance {tolerance:g}; raise the order, the tolerance, or the precision."
-    rule = f"expected an error bound within {SLACK} × the tolerance {tolerance:g} from {target.name} at order {order}"
+    remedy = f"{limit} at tolerance {request.tolerance:g}; raise the order, the tolerance, or the precision."
+    promise = f"expected an error bound within {SETTINGS.slack:g} × the tolerance {request.tolerance:g}"
+    rule = f"{promise} from {request.target.name} at order {request.order}"
     got = f"{lowered.relative_bound:.2g} in {envelope.dtype} at horizon {envelope.horizon}"
     return UnderhoodError(rule, got, remedy)

@@ -1,4 +1,4 @@
-"""How large signals can get for inputs within ±r over T steps, and what rounding adds to them."""
+"""How large signals can get for inputs within ±r over T steps, and the rounding that scales are chosen against."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ import numpy as np
 from jaxtyping import Float
 
 from underhood.algebra.quadratic import decayed_length
-from underhood.compiler.linearise import Linearisation
 
 TINY = {np.dtype(np.float64): 2.0**-30, np.dtype(np.float32): 2.0**-15}
 
 
-class Rounding(NamedTuple):
-    """Relative rounding errors of one product of a gate and a value, and of a sum over the horizon."""
+class Typical(NamedTuple):
+    """What rounding does to inputs that vary: errors of either sign, which grow as the root of their number.
+
+    Relative errors of one product of a gate and a value, and of a sum over the horizon. Scales are chosen against it;
+    bounds are derived in `rounding.py`.
+    """
 
     unit: float
     step: float
     summing: float
     steps: float
-    worst: bool
 
-    def around(self, bias: float) -> Rounding:
+    def around(self, bias: float) -> Typical:
         """For gates σ(b + u) with large |b|: the argument rounds by |b| times the unit, and σ with it."""
         return self._replace(step=self.step * (1 + abs(bias)))
-
-    def grown(self, scheme: Linearisation) -> float:
-        """By how much the cancellation between copies makes them larger."""
-        return scheme.amplification if self.worst else scheme.noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,20 +61,10 @@ class Envelope:
         return decayed_length(lambda_, self.horizon)
 
     @property
-    def worst(self) -> Rounding:
-        """What rounding can do. Constant inputs come close: each step then rounds the same way."""
+    def typical(self) -> Typical:
+        """What rounding does to inputs that vary."""
         unit, steps = self.roundoff, float(self.horizon)
-        return Rounding(unit, step=4 * unit, summing=unit * (steps + 3) / 2, steps=steps, worst=True)
-
-    @property
-    def typical(self) -> Rounding:
-        """What rounding does to inputs that vary: errors of either sign, growing as the root of their number."""
-        unit, steps = self.roundoff, float(self.horizon)
-        return Rounding(unit, step=unit, summing=unit * math.sqrt(steps / 12 + 1), steps=steps, worst=False)
-
-    def dot(self, terms: int) -> float:
-        """Relative rounding of a dot product of `terms` terms, against the sum of their absolute values."""
-        return self.roundoff * (terms + 1)
+        return Typical(unit, step=unit, summing=unit * math.sqrt(steps / 12 + 1), steps=steps)
 
 
 def power_of_two(value: float | np.ndarray) -> np.ndarray:

@@ -2,7 +2,10 @@
 
     H_t = decay ⊙ H_{t-1} + (V x_t) ⊙ (K x_t);      y_t = D [(A H_t) ⊙ (B Q x_t)]
 
-`figure_1` writes it as the paper does, `compact` as Section 2.2 does; `minimal.py` finds the smallest.
+`figure_1` writes it as the paper does, `compact` as Section 2.2 does, and `minimal` in the fewest neurons: a head alone
+takes r·s − o(o−1)/2 memories and as many products (`algebra.key_values`). Several heads of one decay may share them: their
+memories span one space of quadratic forms, their queries the joint row space of all W_KᵀW_Q, and never more than (rank
+of outputs) × (queries) products are needed in all.
 """
 
 from __future__ import annotations
@@ -10,15 +13,20 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from jaxtyping import Float
 
-from underhood.algebra.key_values import KeyValueForm, stack_forms
+from underhood.algebra.key_values import Factors, KeyValueForm, smallest_form, smallest_head, stack_forms
 from underhood.algebra.quadratic import fold, pair_indices
-from underhood.algebra.subspaces import factor, row_space
+from underhood.algebra.subspaces import factor, intersect, row_space
+from underhood.architectures.gated_rnn.cell import GatedRNN, Gating
 from underhood.attention.linear import LinearAttention
+from underhood.compiler.envelope import Envelope
+from underhood.compiler.settings import SETTINGS
 from underhood.core.errors import UnderhoodError
 from underhood.core.memory import NotEnoughMemory
 
-MOST_BYTES = 2**30  # of a matrix in a form that is there for accuracy only: d = 27
+EPS = float(np.finfo(np.float64).eps) / 2
+MOST_ENTRIES = 2**22  # of a tensor that is compared at once
 
 
 def figure_1(attention: LinearAttention) -> KeyValueForm:
@@ -43,6 +51,7 @@ def _figure_1_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, 
         reads=np.eye(d_value * d_key),
         asks=np.tile(np.eye(d_key), (d_value, 1)),
         readout=np.repeat(np.eye(d_value), d_key, axis=1),
+        factors=(None,),
     )
 
 
@@ -82,14 +91,16 @@ def _compact_head(
     memory_of[upper] = np.arange(len(upper[0]))
     memory_of = np.maximum(memory_of, memory_of.T)
     outputs = np.eye(d) if basis is w_value else np.linalg.solve(basis.T, w_value.T).T
+    asked = np.linalg.solve(basis.T, w_key.T @ w_query)
     return KeyValueForm(
         values=basis[upper[0]],
         keys=basis[upper[1]],
         decay=np.full(len(upper[0]), decay),
-        queries=np.linalg.solve(basis.T, w_key.T @ w_query),
+        queries=asked,
         reads=np.eye(len(upper[0]))[memory_of.ravel()],
         asks=np.tile(np.eye(d), (d, 1)),
         readout=np.repeat(outputs, d, axis=1),
+        factors=(Factors(outputs, basis, basis, asked),),
     )
 
 
@@ -109,8 +120,8 @@ def _rank_revealed_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndar
         rows, columns, queries = np.zeros((3, 1, w_value.shape[1]))
     if len(rows) * len(columns) >= len(w_value) * len(w_key):
         return _figure_1_head(w_value, w_key, w_query, decay)
-    form = _figure_1_head(rows, columns, queries, decay)
-    return dataclasses.replace(form, readout=w_value @ rows.T @ form.readout)
+    form, outs = _figure_1_head(rows, columns, queries, decay), w_value @ rows.T
+    return dataclasses.replace(form, readout=outs @ form.readout, factors=(Factors(outs, rows, columns, queries),))
 
 
 def coordinates(attention: LinearAttention) -> KeyValueForm:
@@ -130,7 +141,7 @@ def _coordinate_form(heads: list[tuple[np.ndarray, np.ndarray, np.ndarray, float
     d_value, d = heads[0][0].shape
     first, second = pair_indices(d)
     pairs = len(first)
-    if 8 * (d_value * pairs) ** 2 > MOST_BYTES:
+    if 8 * (d_value * pairs) ** 2 > SETTINGS.most_bytes:
         raise NotEnoughMemory(f"{d_value * pairs} products of coordinates are more than this form is made for")
     folded = sum(fold(np.einsum("ia,bc->iabc", w_value, w_key.T @ w_query)) for w_value, w_key, w_query, _ in heads)
     return KeyValueForm(
@@ -142,3 +153,99 @@ def _coordinate_form(heads: list[tuple[np.ndarray, np.ndarray, np.ndarray, float
         asks=np.eye(d_value * pairs),
         readout=np.repeat(np.eye(d_value), pairs, axis=1),
     )
+
+
+def minimal(attention: LinearAttention) -> KeyValueForm:
+    """The smaller of: each head on its own, and all heads of one decay through shared memories."""
+    return smallest_form(
+        [smallest_head(w_value, w_key.T @ w_query, decay) for w_value, w_key, w_query, decay in heads_of(attention)]
+    )
+
+
+def memory_count(attention: LinearAttention) -> list[tuple[int, int]]:
+    """(memory, queries) of each head after the formula r·s − o(o−1)/2 and s."""
+    counts = []
+    for w_value, w_key, w_query, _ in heads_of(attention):
+        rows, columns = row_space(w_value), factor(w_key.T @ w_query)[0]
+        r, s = len(rows), len(columns)
+        o = len(intersect(rows, columns)[0])
+        counts.append((r * s - o * (o - 1) // 2, s))
+    return counts
+
+
+def economical(attention: LinearAttention) -> KeyValueForm:
+    """Figure 1 cut to the ranks; heads share memories where that halves it: a GRU layer costs neurons squared."""
+    apart = rank_revealed(attention)
+    if attention.heads == 1:
+        return apart
+    together = minimal(attention)
+    return together if 0 < together.products * 2 <= apart.products else apart
+
+
+def to_gated_rnn(form: KeyValueForm) -> GatedRNN:
+    """Memory neurons (λ = decay) first, then query neurons (λ = 0), which read x times the constant 1."""
+    weights = form.gated
+    return GatedRNN.from_lambda(
+        Gating(weights.w_m, weights.w_x), weights.lambda_, Gating(weights.left, weights.right), weights.readout
+    )
+
+
+def deviation(form: KeyValueForm, attention: LinearAttention, envelope: Envelope) -> Float[np.ndarray, " d_o"]:
+    """|y_form − y_attention| of each output in exact arithmetic: bases, ranks and inverses are found in float64.
+
+    Both are Σ_s λ^{t-s} T_i[a,b,c] x_s,a x_s,b x_t,c, so the difference is at most r³ Σ_s λ^s Σ_abc |T̂_i − T_i|.
+    """
+    heads = heads_of(attention)
+    scale = envelope.input_bound**3
+    if form.factors is None:
+        return scale * _tensor_deviation(form, attention, envelope)
+    parts = zip(form.factors, heads, strict=True)
+    each = (envelope.steps(head[3]) * factor_deviation(factors, *head[:3]) for factors, head in parts if factors)
+    return scale * sum(each, start=np.zeros(attention.d_out))
+
+
+def factor_deviation(
+    factors: Factors, w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray
+) -> Float[np.ndarray, " d_o"]:
+    """Σ |ΔW_V| |M̂| + |W_V| |ΔM|, M = W_KᵀW_Q; the differences are taken in float64, whose rounding is added."""
+    outs, rows, columns, asked = factors
+    far = 4 + len(rows) + len(columns) + len(w_key)
+    rounding = far * EPS / (1 - far * EPS)
+    values, products = np.abs(outs) @ np.abs(rows), np.abs(columns).T @ np.abs(asked)
+    of_values = np.abs(w_value - outs @ rows) + rounding * (values + np.abs(w_value))
+    asked_for = np.abs(w_key).T @ np.abs(w_query)
+    of_products = np.abs(w_key.T @ w_query - columns.T @ asked) + rounding * (products + asked_for)
+    return of_values.sum(axis=1) * products.sum() + np.abs(w_value).sum(axis=1) * of_products.sum()
+
+
+def _tensor_deviation(
+    form: KeyValueForm, attention: LinearAttention, envelope: Envelope
+) -> Float[np.ndarray, " d_o"]:
+    """For forms that heads share: Σ |T̂_i − T_i| itself, some columns at a time, for the heads of each decay."""
+    heads, total = heads_of(attention), np.zeros(attention.d_out)
+    first, second = pair_indices(form.d)
+    width = max(1, MOST_ENTRIES // len(first))
+    for decay in np.unique([*form.decay, *(head[3] for head in heads)]):
+        mine, steps = form.decay == decay, envelope.steps(decay)
+        forms = form.forms[mine].T
+        sizes = np.abs(form.values[mine]).sum(axis=1) * np.abs(form.keys[mine]).sum(axis=1)
+        group = [(w_value, w_key.T @ w_query, w_key, w_query) for w_value, w_key, w_query, its in heads if its == decay]
+        far = 16 + form.memory + form.products + sum(len(head[2]) for head in group)
+        rounding = far * EPS / (1 - far * EPS)
+        for i, outs in enumerate(form.readout):
+            used = np.flatnonzero(outs)
+            reads, asked = outs[used, None] * form.reads[np.ix_(used, mine)], form.asks[used] @ form.queries
+            across = np.abs(form.asks[used]) @ np.abs(form.queries).sum(axis=1)
+            total[i] += steps * rounding * (np.abs(reads).T @ across) @ sizes
+            for w_value, _, w_key, w_query in group:
+                scores = np.abs(w_key).sum(axis=1) @ np.abs(w_query).sum(axis=1)
+                total[i] += steps * rounding * np.abs(w_value[i]).sum() * scores
+            for start in range(0, form.d, width):
+                some = slice(start, start + width)
+                tensor = forms @ (reads.T @ asked[:, some])
+                for w_value, products, *_ in group:
+                    value, products = w_value[i], products[:, some]
+                    tensor = tensor - value[first, None] * products[second]
+                    tensor -= (first != second)[:, None] * value[second, None] * products[first]
+                total[i] += steps * np.abs(tensor).sum()
+    return total

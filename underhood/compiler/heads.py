@@ -9,21 +9,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from underhood.algebra.key_values import KeyValueForm, smallest_head
+from underhood.algebra.key_values import Factors, KeyValueForm, smallest_head
 from underhood.algebra.subspaces import factor, row_space
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.attention.linear import LinearAttention
 from underhood.compiler.envelope import Envelope, positive
-from underhood.compiler.forms import heads_of
+from underhood.compiler.forms import EPS, factor_deviation, heads_of
+from underhood.compiler.rounding import CHUNK, ELEMENTARY, WEIGHT, Arithmetic
+from underhood.compiler.settings import SETTINGS
 from underhood.layers.linear import dense
 
-CONSTANTS = 12  # roundings of what the readout makes up for: 1/√ε, a decay, a gate
-MOST_SIGNS = 12  # keys, up to which all combinations of signs are tried
-MOST_CORNERS = 2**10  # of the inputs, up to which all are tried
+# Roundings of what the readout makes up for: σ in the gate, Δ or β, and a norm's 1/√ε are within ELEMENTARY units, and
+# they are multiplied, or made of sixteen products and sums at most.
+CONSTANTS = 3 * int(ELEMENTARY) + 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Heads:
     out: Float[np.ndarray, "d_o hv"]
     input_bounds: Float[np.ndarray, " inputs"]  # |x̃|
     steps: Float[np.ndarray, " h"]  # how many inputs a memory adds up
+    left_out: Float[np.ndarray, " d_o"] | float = 0.0  # |y − y_source| in exact arithmetic: ranks and bases are found
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -60,7 +64,7 @@ class Heads:
         """max Σ_s Σ_i |k_i(x_s) q_i(x_t)|: with signs σ in place of | |, a bilinear form Kᵀ diag(σ) Q each."""
         d_key = self.keys.shape[1]
         apart = np.sum(self.key_bounds * self.query_bounds, axis=1)
-        if not 1 < d_key <= MOST_SIGNS:
+        if not 1 < d_key <= SETTINGS.most_signs:
             return self.steps * apart
         keys, queries = self.keys * self.input_bounds, self.queries * self.input_bounds
         signs = np.array(list(itertools.product((1.0, -1.0), repeat=d_key - 1)))
@@ -85,7 +89,7 @@ class Heads:
         Among many heads that is a third of `output_bounds`.
         """
         count, _, d_value, inputs = self.sizes
-        if 2 ** (inputs - 1) > MOST_CORNERS:
+        if 2 ** (inputs - 1) > SETTINGS.most_corners:
             return self.output_bounds
         signs = np.array(list(itertools.product((1.0, -1.0), repeat=inputs - 1)))
         corners = np.concatenate([signs, np.ones((len(signs), 1))], axis=1) * self.input_bounds
@@ -95,83 +99,152 @@ class Heads:
         written = (means / 2) ** 2 * (self.steps[:, None, None, None] * most_v[:, :, None] * most_k[:, None])
         asked = queries.reshape(-1, len(corners))
         out = np.abs(self.out).reshape(-1, count, d_value)
-        by_key = (np.einsum("hv,hvkc->chk", one, written).reshape(len(corners), -1) for one in out)
+        by_key = (np.einsum("hv,hvkc->chk", rows, written).reshape(len(corners), -1) for rows in out)
         return np.minimum(self.output_bounds, [np.max(each @ asked) for each in by_key])
 
     @property
-    def one(self) -> Float[np.ndarray, " inputs"]:
+    def constant(self) -> Float[np.ndarray, " inputs"]:
         """The row that reads the constant."""
         return np.eye(self.keys.shape[2])[-1]
 
-    def errors(self, left: float, envelope: Envelope) -> Float[np.ndarray, " d_o"]:
-        """What rounding does to y, and the part `left` of the limits.
+    def errors(self, made: Made, envelope: Envelope) -> Float[np.ndarray, " d_o"]:
+        """What rounding does to y, and what the limits leave.
 
         Sums round by a part of what they add up. A projection rounds by a part of its largest value, whatever its own,
         and what a limit leaves may mix keys of one step with values of another: each at its largest.
         """
-        return (left + self._projecting(envelope)) * self.output_bounds + self._adding(envelope) * self.joint_bounds
+        count, _, d_value, _ = self.sizes
+        apart, adding = self._apart(made, envelope), self._adding(envelope)
+        errors = apart * self.output_bounds + (1 + apart) * adding * self.joint_bounds
+        if made.centred:  # the mean is 0 but for errors of all values, and goes into each
+            mean = dataclasses.replace(self, out=np.kron(np.eye(count), np.full((1, d_value), 1 / d_value)))
+            subtracting = Arithmetic(envelope).gamma(d_value + CONSTANTS)
+            wrong = apart * mean.output_bounds + (1 + apart) * (adding + subtracting) * mean.joint_bounds
+            errors = errors + np.abs(self.out).reshape(-1, count, d_value).sum(axis=2) @ wrong
+        return errors + self.left_out + self._underflow(made, envelope)
 
-    def rounding(self, envelope: Envelope) -> float:
+    def rounding(self, made: Made, envelope: Envelope) -> float:
         """The same as a part of `output_bounds`."""
-        return self._projecting(envelope) + self._adding(envelope)
+        bounds = self.output_bounds
+        errors = self.errors(made, envelope)
+        return float(np.max(errors / positive(bounds), initial=0.0))
 
-    def _projecting(self, envelope: Envelope) -> float:
+    def _apart(self, made: Made, envelope: Envelope) -> float:
+        """Of projections, and of limits."""
         rows = np.concatenate([self.values, self.keys, self.queries], axis=1)
-        return 3 * envelope.dot(int(np.max(np.count_nonzero(rows, axis=2))))
+        arithmetic = Arithmetic(envelope)
+        count = int(np.max(np.count_nonzero(rows, axis=2))) + WEIGHT
+        return float(np.expm1(3 * (arithmetic.gamma(count) * made.mixing + arithmetic.cast) + made.left))
 
     def _adding(self, envelope: Envelope) -> float:
-        """Sums over time, keys and heads."""
-        summing = envelope.worst.summing if np.any(self.decay > 0) else 0.0
+        """Activations of three factors; sums over time, keys and heads."""
+        arithmetic = Arithmetic(envelope)
         summed = int(np.max(np.count_nonzero(self.out, axis=1)))
-        return summing + envelope.dot(self.keys.shape[1]) + envelope.dot(summed + CONSTANTS)
+        parts = 3 * (ELEMENTARY + 2) * arithmetic.unit
+        parts += arithmetic.gamma(self.keys.shape[1] + WEIGHT) + arithmetic.gamma(summed + CONSTANTS)
+        # Step by step, or in chunks, whose sums are products of matrices: both ways to run a layer are within the larger.
+        chunks = arithmetic.gamma(min(envelope.horizon, CHUNK) + 2 + envelope.horizon / CHUNK)
+        return float(np.expm1(parts + max(np.max(arithmetic.summing(self.decay)), chunks)))
+
+    def _underflow(self, made: Made, envelope: Envelope) -> Float[np.ndarray, " d_o"]:
+        """Each signal, as it is scaled, and each product may lose the smallest normal number."""
+        value, key, query, steps = self.value_bounds, self.key_bounds, self.query_bounds, self.steps
+        keys, queries = key.sum(axis=1), query.sum(axis=1)
+        in_v, in_k, in_q, read = (np.broadcast_to(scale, len(steps)) for scale in made.scales)
+        d_key, inputs = key.shape[1], len(self.input_bounds)
+        each = (steps * np.sum(key * query, axis=1) / in_v)[:, None] + value * (
+            steps * (queries / in_k + keys / in_q)
+        )[:, None]
+        each = each + (steps * queries / (in_v * in_k) + steps * d_key / read)[:, None]
+        lost = 8 * (inputs + ELEMENTARY) * Arithmetic(envelope).least
+        return lost * (np.abs(self.out) @ each.ravel() + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A layer for heads, and what it leaves of them."""
+
+    layer: Any
+    heads: Heads
+    """As the layer has them: with −Σ v as one more value, or with other keys."""
+    left: float
+    """What its limits leave, relative to the largest products."""
+    scales: tuple[Any, Any, Any, Any] = (1.0, 1.0, 1.0, 1.0)
+    """Of values, keys, queries and of what is read, in the layer."""
+    centred: bool = False
+    """Whether its norm subtracts a mean."""
+    mixing: float = 1.0
+    """How much larger the signals are that projections are made from, in several products."""
+
+
+class _Cut(NamedTuple):
+    """A head by its ranks."""
+
+    values: np.ndarray
+    keys: np.ndarray
+    queries: np.ndarray
+    out: np.ndarray
+    decay: float
+    left_out: np.ndarray
 
 
 def blocks(source: LinearAttention, envelope: Envelope) -> Heads:
     """A head for each of the source's that is not zero, cut down to the ranks of W_V and of W_KᵀW_Q."""
-    cut = [_cut(*head) for head in heads_of(source)]
-    cut = [head for head in cut if len(head[0]) * len(head[1])] or [_silent(source)]
-    d_value, d_key = max(len(head[0]) for head in cut), max(len(head[1]) for head in cut)
+    cut = [_cut(*head, envelope) for head in heads_of(source)]
+    left_out = np.sum([head.left_out for head in cut], axis=0)
+    cut = [head for head in cut if len(head.values) * len(head.keys)] or [_silent(source)]
+    d_value, d_key = max(len(head.values) for head in cut), max(len(head.keys) for head in cut)
 
-    def stacked(index: int, size: int) -> np.ndarray:
-        rows = [np.asarray(head[index]) for head in cut]
-        return np.stack([np.pad(one, ((0, size - len(one)), (0, 1))) for one in rows])
+    def stacked(name: str, size: int) -> np.ndarray:
+        rows = (np.asarray(getattr(head, name)) for head in cut)
+        return np.stack([np.pad(each, ((0, size - len(each)), (0, 1))) for each in rows])
 
-    out = np.concatenate([np.pad(head[3], ((0, 0), (0, d_value - head[3].shape[1]))) for head in cut], axis=1)
-    rows = stacked(0, d_value), stacked(1, d_key), stacked(2, d_key)
-    return _heads(*rows, np.array([head[4] for head in cut]), out, _input_bounds(source.d, envelope), envelope)
-
-
-Cut = tuple[
-    np.ndarray, np.ndarray, np.ndarray, np.ndarray, float
-]  # values, keys, queries, columns of the output, decay
+    out = np.concatenate([np.pad(head.out, ((0, 0), (0, d_value - head.out.shape[1]))) for head in cut], axis=1)
+    rows = stacked("values", d_value), stacked("keys", d_key), stacked("queries", d_key)
+    heads = _heads(*rows, np.array([head.decay for head in cut]), out, _input_bounds(source.d, envelope), envelope)
+    return dataclasses.replace(heads, left_out=left_out)
 
 
-def _cut(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float) -> Cut:
+def _cut(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float, envelope: Envelope) -> _Cut:
     """Full ranks stay as they are: a change of basis would only cost accuracy."""
-    rows = row_space(w_value)
+    rows, eye = row_space(w_value), np.eye(len(w_value))
     keys, queries = factor(w_key.T @ w_query)
-    values, out = (w_value, np.eye(len(w_value))) if len(rows) >= len(w_value) else (rows, w_value @ rows.T)
-    return (values, w_key, w_query, out, decay) if len(keys) >= len(w_key) else (values, keys, queries, out, decay)
+    whole_values, whole_keys = len(rows) >= len(w_value), len(keys) >= len(w_key)
+    values, out = (w_value, eye) if whole_values else (rows, w_value @ rows.T)
+    keys, queries = (w_key, w_query) if whole_keys else (keys, queries)
+    left_out = np.zeros(len(w_value))
+    if not (whole_values and whole_keys):
+        left_out = factor_deviation(Factors(out, values, keys, queries), w_value, w_key, w_query)
+    return _Cut(values, keys, queries, out, decay, left_out * envelope.input_bound**3 * envelope.steps(decay))
 
 
-def _silent(source: LinearAttention) -> Cut:
+def _silent(source: LinearAttention) -> _Cut:
     nothing = np.zeros((1, source.d))
-    return nothing, nothing, nothing, np.zeros((source.d_out, 1)), 1.0
+    return _Cut(nothing, nothing, nothing, np.zeros((source.d_out, 1)), 1.0, np.zeros(source.d_out))
 
 
 def singles(source: LinearAttention, envelope: Envelope) -> Heads | None:
     """A memory of size 1 for each product of the smallest form of each head; none if all heads are zero."""
-    cut = [
-        _products(smallest_head(w_value, w_key.T @ w_query, decay))
-        for w_value, w_key, w_query, decay in heads_of(source)
-    ]
+    left_out, cut, cube = np.zeros(source.d_out), [], envelope.input_bound**3
+    for w_value, w_key, w_query, decay in heads_of(source):
+        form = smallest_head(w_value, w_key.T @ w_query, decay)
+        products = _products(form)
+        values, keys, queries, out, _ = products
+        # Rows of keys are added up in float64, as many as there are values.
+        added = EPS * (2 + form.memory) * np.abs(form.keys).sum(axis=1).max(initial=0.0) * (1 + len(form.values))
+        each = np.abs(values).sum(axis=1) * np.abs(queries).sum(axis=1) * added
+        factors = form.factors[0] if form.factors else None
+        deviation = factor_deviation(factors, w_value, w_key, w_query) if factors else 0.0
+        left_out += cube * envelope.steps(decay) * (deviation + np.abs(out) @ each)
+        cut.append(products)
     values, keys, queries, out, decay = (
-        np.concatenate(one, axis=1 if index == 3 else 0) for index, one in enumerate(zip(*cut, strict=True))
+        np.concatenate(parts, axis=1 if index == 3 else 0) for index, parts in enumerate(zip(*cut, strict=True))
     )
     if len(values) == 0:
         return None
-    values, keys, queries = (np.pad(one, ((0, 0), (0, 1)))[:, None] for one in (values, keys, queries))
-    return _heads(values, keys, queries, decay, out, _input_bounds(source.d, envelope), envelope)
+    values, keys, queries = (np.pad(rows, ((0, 0), (0, 1)))[:, None] for rows in (values, keys, queries))
+    heads = _heads(values, keys, queries, decay, out, _input_bounds(source.d, envelope), envelope)
+    return dataclasses.replace(heads, left_out=left_out)
 
 
 def _products(form: KeyValueForm) -> tuple[np.ndarray, ...]:
@@ -206,7 +279,7 @@ def norm_bounds(
     k, most_k = norms(heads.keys, heads.key_bounds)
     q, most_q = norms(heads.queries, heads.query_bounds)
     apart = np.sum(heads.key_bounds * heads.query_bounds, axis=1)
-    scores, by_key, by_query = (heads.steps * np.minimum(apart, one) for one in (k * q, most_k * q, k * most_q))
+    scores, by_key, by_query = (heads.steps * np.minimum(apart, size) for size in (k * q, most_k * q, k * most_q))
     by_value = np.einsum("ohv,hv->oh", out, heads.value_bounds)
     read = np.minimum(by_value, np.linalg.norm(out, axis=2) * v)
     errors = of_values * by_value @ scores + read @ (of_keys * by_key + of_queries * by_query)
@@ -215,8 +288,8 @@ def norm_bounds(
 
 def states(source: GatedRNN, envelope: Envelope) -> Heads:
     """(h, 1): a memory of size 1 for each neuron, and one for the constant, which forgets at once."""
-    one = np.eye(source.d + 1)[-1:]
-    w_m, w_x = (np.concatenate([_float64(w), one]) for w in (source.input_gating.w_m, source.input_gating.w_x))
+    constant = np.eye(source.d + 1)[-1:]
+    w_m, w_x = (np.concatenate([_float64(w), constant]) for w in (source.input_gating.w_m, source.input_gating.w_x))
     decay = np.append(np.asarray(source.lambda_, np.float64), 0.0)
     return _asked_with_one(w_m, w_x, decay, np.eye(len(w_m)), _input_bounds(source.d, envelope), envelope)
 
@@ -231,8 +304,8 @@ def state_products(source: GatedRNN, envelope: Envelope) -> Heads:
 def _asked_with_one(
     keys: np.ndarray, values: np.ndarray, decay: np.ndarray, out: np.ndarray, bounds: np.ndarray, envelope: Envelope
 ) -> Heads:
-    one = np.tile(np.eye(keys.shape[1])[-1], (len(keys), 1, 1))
-    return _heads(values[:, None], keys[:, None], one, decay, out, bounds, envelope)
+    constant = np.tile(np.eye(keys.shape[1])[-1], (len(keys), 1, 1))
+    return _heads(values[:, None], keys[:, None], constant, decay, out, bounds, envelope)
 
 
 def _heads(

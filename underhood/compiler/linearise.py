@@ -51,6 +51,21 @@ def _sinh_series(terms: int) -> tuple[float, ...]:
     return tuple(1 / math.factorial(2 * j + 1) for j in range(terms))
 
 
+@cache
+def _odd_majorant(terms: int) -> tuple[float, ...]:
+    """Bounds on |a_j| of [σ(β + u) − σ(β − u)]/2σ'(β) = Σ a_j u^{2j+1}, for any β.
+
+    With s = σ(β)(1 − σ(β)) ≤ ¼ that is sinh u/(1 + 2s (cosh u − 1)), whose series has no larger terms than that of
+    sinh u/(1 − ½(cosh u − 1)), all of them positive.
+    """
+    sinh = [Fraction(1, math.factorial(2 * j + 1)) for j in range(terms)]
+    terms_so_far: list[Fraction] = []
+    for j in range(terms):
+        carried = (terms_so_far[i] * Fraction(1, 2 * math.factorial(2 * (j - i))) for i in range(j))
+        terms_so_far.append(sinh[j] + sum(carried, start=Fraction(0)))
+    return tuple(map(float, terms_so_far))
+
+
 @dataclasses.dataclass(frozen=True)
 class Linearisation:
     """Copies of a gate: argument `nodes[c]`·z/Z, weights `weights[c]`, such that z ≈ Z Σ weights·gate."""
@@ -67,6 +82,20 @@ class Linearisation:
     def copies(self) -> int:
         return len(self.nodes)
 
+    def leaking(self, gate: float, steps: float) -> Linearisation:
+        """The same where a gate that is nearly shut lets a part δ of a sum leak away at each of so many steps.
+
+        The loss of a copy is δe^u (1 − e^{−W}), W ≤ T δe^u; the odd part of that in u is at most its slope, 2T δ² e^{2u}.
+        """
+        odd = float(np.abs(self.nodes) @ np.abs(self.weights)) * gate
+        lost = 3 * odd * steps * gate * math.exp(2 * self.order * self.scale)
+        return dataclasses.replace(self, truncation=self.truncation + lost)
+
+    @property
+    def gain(self) -> float:
+        """Σ |weight · node|/4: what relative errors of the arguments grow by, where gates are around ½."""
+        return float(np.abs(self.nodes) @ np.abs(self.weights)) / 4
+
 
 def centred(order: int, scale: float) -> Linearisation:
     """Gates around σ(0) = ½, at −1, 1, 2 … order times ε."""
@@ -82,9 +111,8 @@ def paired(order: int, scale: float) -> Linearisation:
     """Gates around ½ at ±1 … ±order times ε. Even terms cancel: around any other σ(β), too, with the slope there."""
     half = 2 * np.array([float(c) for c in central_coefficients(order)]) / scale
     steps = np.arange(1, order + 1)
-    # Derivatives of σ are largest against the first where σ is an exponential: sinh bounds all odd parts.
     nodes, weights = scale * np.concatenate([steps, -steps]), np.concatenate([half, -half])
-    return _linearisation(order, scale, nodes, weights, _truncation(_sinh_series, order, scale), gate=0.5)
+    return _linearisation(order, scale, nodes, weights, _truncation(_odd_majorant, order, scale), gate=0.5)
 
 
 def exponential(order: int, scale: float, gate: float) -> Linearisation:
@@ -92,9 +120,10 @@ def exponential(order: int, scale: float, gate: float) -> Linearisation:
     half = np.array([float(c) for c in central_coefficients(order)]) / (2 * scale * gate * (1 - gate))
     steps = np.arange(1, order + 1)
     largest = gate * math.exp(order * scale)
-    # Beyond the sinh: σ(b+u) = gate eᵘ/(1 + gate (eᵘ − 1)) bends by a part `gate` more.
-    truncation = _truncation(_sinh_series, order, scale) + 2 * largest
     nodes, weights = scale * np.concatenate([steps, -steps]), np.concatenate([half, -half])
+    # σ(b+u) = δ eᵘ/(1 + δ (eᵘ − 1)): off by a part δ (e^|u| − 1) of δ eᵘ, and the weights by δ.
+    bent = float(np.sum(np.abs(weights))) * largest * gate * math.expm1(order * scale) + 2 * gate
+    truncation = _truncation(_sinh_series, order, scale) + bent
     return _linearisation(order, scale, nodes, weights, truncation, gate=largest)
 
 
@@ -107,13 +136,13 @@ def _linearisation(
 
 def _truncation(series: Callable[[int], tuple[float, ...]], order: int, scale: float) -> float:
     """Σ_{j ≥ order} |a_j| ε^{2j} |Σ_k c_k k^{2j+1}|: the terms that are left, each by its absolute value."""
-    terms = order + 12
+    terms = order + 20
     left = 0.0
     for j, a in enumerate(series(terms)):
         if j >= order:
             moment = sum((c * k ** (2 * j + 1) for k, c in enumerate(central_coefficients(order), 1)), Fraction(0))
             left += a * scale ** (2 * j) * abs(float(moment))
-    return left
+    return left * (1 + 1e-9)  # what follows: each term is at most a third of the one before, at (order ε)² ≤ 1
 
 
 SCALES = tuple(2.0**-power for power in range(1, 40))  # powers of two: scaling by them is exact
@@ -122,4 +151,4 @@ SCALES = tuple(2.0**-power for power in range(1, 40))  # powers of two: scaling 
 def best_scale(scheme: Callable[[float], Linearisation], error: Callable[[Linearisation], float]) -> Linearisation:
     """The scheme with the least `error`, among scales where the series converge well inside their radius."""
     schemes = (scheme(scale) for scale in SCALES)
-    return min((one for one in schemes if one.order * one.scale <= 1), key=error)
+    return min((each for each in schemes if each.order * each.scale <= 1), key=error)

@@ -15,6 +15,7 @@ A gated RNN has h = λ h + (a·x)(b·x) in the first layer, memories of size 1 w
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,35 +26,33 @@ from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.architectures.stack.cell import Stack
 from underhood.attention.linear import LinearAttention
 from underhood.compiler.envelope import Envelope, positive, power_of_two
-from underhood.compiler.heads import Heads, blocks, singles, state_products, states
-from underhood.compiler.lowered import Lowered
-from underhood.compiler.targets import register_target
+from underhood.compiler.heads import Heads, Made, blocks, singles, state_products, states
+from underhood.compiler.settings import SETTINGS
+from underhood.compiler.targets import Lowered, Way, register_target
 from underhood.layers.linear import Linear
 
 ONE = 64.0  # SiLU and softplus hand it on unchanged, in float32 and float64
-CLOSED = -2000.0  # exp and σ are 0 there
-MOST_ROWS = 2**18  # numbers in a projection with a row for each product; d = 64 with one head has about as many
 REACHED = {1: 1e-12}  # a limit, and yet within rounding
 
-Make = Callable[[Heads, int, Envelope], tuple[Any, float]]
-"""(heads, width, envelope) → a layer from `width` numbers, x̃ first, to as many, y first; and what its limits leave."""
+Make = Callable[[Heads, int, Envelope], Made]
+"""(heads, width, envelope) → a layer from `width` numbers, x̃ first, to as many, y first."""
 
 
 def register_memory(name: str, make: Make) -> None:
     """A target whose layers `make` builds: one for attention, two for a gated RNN."""
     register_target(
         name,
-        attention={1: lambda source, envelope, order: lower_attention(make, source, envelope)},
-        gated={2: lambda source, envelope, order: lower_gated(make, source, envelope)},
+        attention={1: Way(functools.partial(lower_attention, make))},
+        gated={2: Way(functools.partial(lower_gated, make))},
         tolerances=REACHED,
-        why_not_fewer="queries are made from the input, so a product of two states takes a second layer; one has it in "
-        "the curvature of its norm alone, at the cost of half the digits",
+        why_not_fewer="no construction with one layer is known: queries are made from the input, so a product of two "
+        "states takes a second one",
         source="docs/theory.md",
         paper=(None, None),
     )
 
 
-def lower_attention(make: Make, source: LinearAttention, envelope: Envelope) -> Lowered:
+def lower_attention(make: Make, source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
     """One layer, with the heads of the source or with their products as heads, whichever takes fewer numbers.
 
     Products save half of the memory at best, and have rows of their own in every projection: d times the weights of the
@@ -61,21 +60,21 @@ def lower_attention(make: Make, source: LinearAttention, envelope: Envelope) -> 
     """
     width = max(source.d + 1, source.d_out)
     products = source.heads * min(source.d, source.d_out) * min(source.w_key.shape[1:])
-    own = singles(source, envelope) if products * width <= MOST_ROWS else None
-    ways = [heads for heads in (blocks(source, envelope), own) if heads is not None]
-    heads, (layer, left) = min(
-        ((heads, make(heads, width, envelope)) for heads in ways), key=lambda way: way[1][0].hidden
-    )
-    return Lowered.within(_stack((layer,), source), heads.errors(left, envelope), heads.joint_bounds)
+    own = singles(source, envelope) if products * width <= SETTINGS.most_rows else None
+    choices = (make(heads, width, envelope) for heads in (blocks(source, envelope), own) if heads is not None)
+    made = min(choices, key=lambda choice: choice.layer.hidden)
+    heads = made.heads
+    return Lowered(_stack((made.layer,), source), heads.errors(made, envelope), heads.joint_bounds)
 
 
-def lower_gated(make: Make, source: GatedRNN, envelope: Envelope) -> Lowered:
-    """Two layers: the states, and their products."""
+def lower_gated(make: Make, source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
+    """Two layers: the states with the constant, and the products of two, whose query is the constant."""
     first, second = states(source, envelope), state_products(source, envelope)
     width = max(source.d + 1, source.hidden + 1, source.d_out)
-    (below, left), (above, left_above) = (make(heads, width, envelope) for heads in (first, second))
-    relative = 2 * (left + first.rounding(envelope)) + left_above + second.rounding(envelope)
-    return Lowered(_stack((below, above), source), relative, second.output_bounds)
+    below, above = (make(heads, width, envelope) for heads in (first, second))
+    relative = np.expm1(3 * below.heads.rounding(below, envelope))
+    errors = above.heads.errors(above, envelope) * (1 + relative) + relative * above.heads.output_bounds
+    return Lowered(_stack((below.layer, above.layer), source), errors, second.output_bounds)
 
 
 def _stack(layers: tuple[Any, ...], source: LinearAttention | GatedRNN) -> Stack:
@@ -121,7 +120,7 @@ def out_of(heads: Heads, scale: Float[np.ndarray, " h"], width: int) -> np.ndarr
 def gates_of(heads: Heads, width: int) -> np.ndarray:
     """For each value a row that reads `ONE` off the constant."""
     count, _, d_value, _ = heads.sizes
-    return rows_of(np.tile(ONE * heads.one, (count, d_value, 1)), 1.0, width)
+    return rows_of(np.tile(ONE * heads.constant, (count, d_value, 1)), 1.0, width)
 
 
 def centred(heads: Heads) -> Heads:
@@ -133,16 +132,3 @@ def centred(heads: Heads) -> Heads:
         values=np.concatenate([heads.values, -heads.values.sum(axis=1, keepdims=True)], axis=1),
         out=np.pad(columns, ((0, 0), (0, 0), (0, 1))).reshape(len(heads.out), -1),
     )
-
-
-def log_rate(decay: np.ndarray, step: float) -> np.ndarray:
-    """A with exp(−e^A · step) = decay, exactly at 0 and 1."""
-    inner = np.clip(decay, 1e-300, 1 - 1e-16)
-    return np.where(decay == 1, CLOSED, np.log(np.where(decay == 0, -CLOSED, -np.log(inner)) / step))
-
-
-def gate_bias(decay: np.ndarray, normalizer: float = 1.0) -> np.ndarray:
-    """b with σ(b)^{1/normalizer} = decay, exactly at 0 and 1."""
-    logarithm = normalizer * np.log(np.clip(decay, 1e-300, 1 - 1e-16))
-    inner = logarithm - np.log(-np.expm1(logarithm))
-    return np.where(decay == 1, -CLOSED, np.where(decay == 0, normalizer * CLOSED, inner))

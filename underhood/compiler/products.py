@@ -8,6 +8,7 @@ of which one branch is constant is linear, and needs no gate that moves.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -15,6 +16,7 @@ from jaxtyping import Float
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.compiler.envelope import Envelope, positive
 from underhood.compiler.linearise import Linearisation
+from underhood.compiler.rounding import Arithmetic, Signal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +54,9 @@ def split_products(
     gate_bounds, value_bounds = np.minimum(bounds_m, bounds_x), np.maximum(bounds_m, bounds_x)
     linear, constants = np.zeros(len(w_m), bool), np.zeros(len(w_m))
     if constant_column:
-        for one, other, other_bounds in ((w_m, w_x, bounds_x), (w_x, w_m, bounds_m)):
-            only_constant = ~linear & np.all(one[:, :-1] == 0, axis=1)
-            constants = np.where(only_constant, one[:, -1], constants)
+        for branch, other, other_bounds in ((w_m, w_x, bounds_x), (w_x, w_m, bounds_m)):
+            only_constant = ~linear & np.all(branch[:, :-1] == 0, axis=1)
+            constants = np.where(only_constant, branch[:, -1], constants)
             values = np.where(only_constant[:, None], other, values)
             value_bounds = np.where(only_constant, other_bounds, value_bounds)
             linear |= only_constant
@@ -114,3 +116,44 @@ def gated_products(source: GatedRNN, envelope: Envelope) -> GatedProducts:
     reads = weights.left, weights.right
     outputs = split_products(*reads, *map(reading, reads), constant_column=False)
     return GatedProducts(inputs, lambda_, outputs, readout, state_bounds, np.abs(readout) @ outputs.bounds)
+
+
+def local(signal: Signal) -> Signal:
+    """The signal as it is computed, with nothing wrong about it: copies that read it alike share its error."""
+    return Signal(signal.reach, np.zeros_like(signal.error))
+
+
+def gated_copies(arithmetic: Arithmetic, copies: Copies, gate_in: Signal, value_in: Signal, largest: float) -> Signal:
+    """σ(gates·x) (values·x) of every copy of a GLU, and its own rounding: arguments of gates are small by design."""
+    gates = arithmetic.linear(copies.gates, local(gate_in))
+    opened = arithmetic.sigma(gates.known(np.full(len(gates.size), 2 * largest)))
+    return arithmetic.times(opened, arithmetic.linear(copies.values, local(value_in)))
+
+
+def combined(
+    arithmetic: Arithmetic,
+    products: Products,
+    scheme: Linearisation,
+    copies: Signal,
+    matrix: Float[np.ndarray, "o copies"],
+    gate_error: Float[np.ndarray, " n"],
+    value_error: Float[np.ndarray, " n"],
+    out: Float[np.ndarray, "o n"] | None = None,
+    steps: Any = 1.0,
+) -> Signal:
+    """The products, or `out` of them, as `matrix` of the copies; where these are sums over time, of so many steps.
+
+    Three errors: rounding of each copy, which the large weights of `matrix` amplify; what the limit leaves; and what was
+    wrong with the branches already, which all copies share, so that it counts once.
+    """
+    sizes = np.where(products.linear, np.abs(products.constants), products.gate_bounds)
+    gate_error = np.where(products.linear, 0.0, gate_error)
+    shared = gate_error * products.value_bounds + value_error * (sizes + gate_error)
+    beyond = float(np.max(gate_error / products.gate_bounds, initial=0.0))  # arguments are larger by so much
+    limit = scheme.truncation * (1 + beyond) ** (2 * scheme.order + 1)
+    left = np.where(products.linear, 0.0, limit) * (products.bounds + shared) + shared
+    left, bounds = left * steps, products.bounds * steps
+    if out is not None:
+        left, bounds = np.abs(out) @ left, np.abs(out) @ bounds
+    rounded = arithmetic.linear(matrix, copies)
+    return Signal(bounds, rounded.error + left)

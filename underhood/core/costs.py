@@ -60,7 +60,7 @@ COSTS: dict[str, Cost] = {
 }
 
 
-def expected(name: str, size: int | float, times: int = 1) -> Expected | None:
+def expected_cost(name: str, size: int | float, times: int = 1) -> Expected | None:
     """For `times` runs one after the other; None for what was not measured."""
     cost = COSTS.get(name)
     if cost is None:
@@ -71,7 +71,7 @@ def expected(name: str, size: int | float, times: int = 1) -> Expected | None:
 
 def estimate_cost(name: str, size: int | float, what: str, times: int = 1) -> str | None:
     """A line to show before the work starts where it is long or large; refused where its memory is not there."""
-    cost = expected(name, size, times)
+    cost = expected_cost(name, size, times)
     if cost is None:
         return None
     require_memory(SURE * cost.bytes, what)

@@ -13,12 +13,12 @@ from underhood.architectures.gru.lowering import attention_to_gru, to_gru
 from underhood.architectures.lstm.cell import CANDIDATE, FORGET, INPUT, OUTPUT
 from underhood.attention.linear import LinearAttention
 from underhood.attention.teachers import random_attention
-from underhood.compiler.compile import Compiled, compile
+from underhood.compiler.compile import compile
 from underhood.compiler.envelope import Envelope
-from underhood.compiler.forms import rank_revealed
+from underhood.compiler.forms import rank_revealed, to_gated_rnn
+from underhood.compiler.result import Compiled
 from underhood.compiler.targets import ATTENTION, GATED, TARGETS
 from underhood.compiler.verify import measure
-from underhood.compiler.ways import to_gated_rnn
 from underhood.core.errors import NotConstructible
 from underhood.layers.linear import dense
 from underhood.pages.appearance import stacked

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 
 from underhood.attention.linear import LinearAttention
 from underhood.attention.teachers import random_attention
-from underhood.compiler.compile import Compiled, compile
+from underhood.compiler.compile import compile
+from underhood.compiler.result import Compiled
 from underhood.compiler.targets import TARGETS
 from underhood.core.errors import NotConstructible, UnderhoodError
 from underhood.core.model import ARCHITECTURES, AbstractModel, as_dtype

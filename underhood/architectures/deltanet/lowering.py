@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from underhood.architectures.deltanet.cell import GatedDeltaNet
+from underhood.compiler.decays import log_rate
 from underhood.compiler.envelope import Envelope
-from underhood.compiler.heads import Heads
-from underhood.compiler.memory import ONE, linear_size, log_rate, out_of, register_memory, rows_of, scale_to, unit_size
+from underhood.compiler.heads import Heads, Made
+from underhood.compiler.memory import ONE, linear_size, out_of, register_memory, rows_of, scale_to, unit_size
 from underhood.layers.convolution import Convolution
 from underhood.layers.norm import Norm
 from underhood.layers.projection import Projection
@@ -20,7 +21,7 @@ EPS = UNIT_EPS = 1e-6  # of the norm, the public module's default, and of keys a
 BETA = 0.5  # σ(0)
 
 
-def to_gated_deltanet(heads: Heads, width: int, envelope: Envelope) -> tuple[GatedDeltaNet, float]:
+def to_gated_deltanet(heads: Heads, width: int, envelope: Envelope) -> Made:
     """A head of keys for each head of values."""
     count, d_key, d_value, _ = heads.sizes
     size, unit = linear_size(envelope), unit_size(envelope, heads, UNIT_EPS)
@@ -31,7 +32,7 @@ def to_gated_deltanet(heads: Heads, width: int, envelope: Envelope) -> tuple[Gat
             heads.queries * in_query[:, None, None],
             heads.keys * in_key[:, None, None],
             heads.values * in_value[:, None, None],
-            np.tile(ONE * heads.one, (count, d_value, 1)),
+            np.tile(ONE * heads.constant, (count, d_value, 1)),
         ],
         axis=1,
     )
@@ -50,7 +51,9 @@ def to_gated_deltanet(heads: Heads, width: int, envelope: Envelope) -> tuple[Gat
     largest = float(np.max(heads.read_bounds * scale[:, None]))
     length = d_key * (unit / 2) ** 2 / UNIT_EPS
     forgotten = BETA * float(np.max(heads.steps)) * length
-    return layer, size / 2 + unit + length + forgotten + 0.5 * largest**2 / EPS
+    # What is too small to be forgotten is rounded away by as much again.
+    left = size / 2 + unit + length + 2 * forgotten + 0.5 * largest**2 / EPS
+    return Made(layer, heads, left, (in_value / 2, in_key / 2, in_query / 2, scale))
 
 
 register_memory("gated-deltanet", to_gated_deltanet)

@@ -5,22 +5,16 @@ Exact but for rounding, in three sizes: as Figure 1, as Section 2.2, and the sma
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-
 import numpy as np
 
-from underhood.algebra.key_values import KeyValueForm
 from underhood.architectures.gated_rnn.cell import GatedRNN, Gating
 from underhood.attention.linear import LinearAttention
 from underhood.compiler.envelope import Envelope
-from underhood.compiler.forms import compact, compact_coordinates, figure_1, heads_of
-from underhood.compiler.lowered import Lowered
-from underhood.compiler.minimal import minimal
+from underhood.compiler.forms import compact, compact_coordinates, figure_1, heads_of, minimal
 from underhood.compiler.products import gated_products
-from underhood.compiler.targets import ROUNDING_ONLY, DenseOrSparse, register_target
-from underhood.compiler.ways import to_gated_rnn
-from underhood.layers.linear import Block, SparseMatrix
+from underhood.compiler.rounding import Arithmetic, Signal
+from underhood.compiler.targets import ROUNDING_ONLY, Lowered, Way, register_target
+from underhood.layers.linear import Block, SparseMatrix, dense
 
 
 def _append_zero(matrix: np.ndarray) -> np.ndarray:
@@ -65,54 +59,51 @@ def _stack(columns: int, *blocks: Block) -> SparseMatrix:
     return SparseMatrix(blocks, columns)
 
 
-def _exact(form: Callable[[LinearAttention], KeyValueForm], source: LinearAttention, envelope: Envelope) -> Lowered:
-    return _rounded(to_gated_rnn(form(source)), envelope)
+def to_gated_rnn(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
+    """A gated RNN is one already, but for the precision of its weights: the errors are those of its own arithmetic."""
+    whole, arithmetic = gated_products(source, envelope), Arithmetic(envelope)
+    model = GatedRNN.from_lambda(source.input_gating, whole.lambda_, source.output_gating, source.readout)
+
+    def gated(gating: Gating, signal: Signal, bounds: np.ndarray) -> Signal:
+        branches = (arithmetic.linear(dense(matrix), signal) for matrix in (gating.w_m, gating.w_x))
+        return arithmetic.times(*branches).known(bounds)
+
+    entered = gated(source.input_gating, arithmetic.with_one(arithmetic.inputs(source.d)), whole.inputs.bounds)
+    states = arithmetic.total(entered, whole.lambda_)
+    read = arithmetic.linear(whole.readout, gated(source.output_gating, states, whole.outputs.bounds))
+    return Lowered(model, read.error, whole.output_bounds)
 
 
-def _figure_1(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
-    return _exact(figure_1, source, envelope)
-
-
-def _sparse(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
-    """An output reads only its own products, as many as there are keys; each is made of three sums over x."""
-    rounding = _rounding(envelope, source.heads * source.d_key) + 3 * envelope.dot(source.d)
-    return Lowered(to_sparse_gated_rnn(source), rounding, _attention_bounds(source, envelope))
-
-
-def _compact(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
-    """Section 2.2; the form without an inverse for sources on which the inverse costs too much."""
-    lowered = _exact(compact, source, envelope)
-    return dataclasses.replace(lowered, otherwise=lambda: _exact(compact_coordinates, source, envelope))
-
-
-def _minimal(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
-    return _exact(minimal, source, envelope)
-
-
-def _same(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
-    """A gated RNN is one already."""
-    return _rounded(source, envelope)
-
-
-def _rounded(model: GatedRNN, envelope: Envelope) -> Lowered:
-    return Lowered(model, _rounding(envelope, model.pre_readout), gated_products(model, envelope).output_bounds)
-
-
-def _rounding(envelope: Envelope, products: int) -> float:
-    """Products, sums over time and the sum of the readout, against the source in exact arithmetic."""
-    return envelope.worst.summing + 2 * envelope.worst.step + envelope.dot(products)
-
-
-def _attention_bounds(source: LinearAttention, envelope: Envelope) -> np.ndarray:
-    """Σ |v| |k| |q| over the horizon, without writing the form out."""
-    total = np.zeros(source.d_out)
+def to_sparse(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
+    """Figure 1 without its zeros. A value v_i errs as v_i k_j q_j does, whatever j: the outputs are never written out."""
+    arithmetic = Arithmetic(envelope)
+    x, bounds, errors = arithmetic.inputs(source.d), 0.0, 0.0
     for w_value, w_key, w_query, decay in heads_of(source):
-        keys, queries = envelope.linear(w_key), envelope.linear(w_query)
-        total += envelope.steps(decay) * envelope.linear(w_value) * np.sum(keys * queries)
-    return total
+        values, keys, queries = (arithmetic.linear(rows, x) for rows in (w_value, w_key, w_query))
+        pairs = arithmetic.times(values[:, None], keys[None])
+        products = arithmetic.times(arithmetic.total(pairs, decay), queries[None])
+        bounds = bounds + products.size.sum(axis=1)
+        errors = errors + products.error.sum(axis=1)
+    adding = arithmetic.gamma(source.heads * source.d_key + 1)
+    return Lowered(to_sparse_gated_rnn(source), errors + adding * (bounds + errors), np.asarray(bounds))
 
 
-_EXACT = {"tolerances": ROUNDING_ONLY, "source": "Section 2.1"}
-register_target("gated-rnn", attention={1: DenseOrSparse(_figure_1, _sparse, "compile")}, gated={1: _same}, **_EXACT)
-register_target("gated-rnn-compact", attention={1: _compact}, **_EXACT)
-register_target("gated-rnn-minimal", attention={1: _minimal}, **_EXACT)
+register_target(
+    "gated-rnn",
+    attention={1: Way(to_gated_rnn, figure_1, gated=True, sparse=to_sparse, sparse_cost="compile")},
+    gated={1: Way(to_gated_rnn)},
+    tolerances=ROUNDING_ONLY,
+    source="Section 2.1",
+)
+register_target(
+    "gated-rnn-compact",
+    attention={1: Way(to_gated_rnn, compact, gated=True, second=compact_coordinates)},
+    tolerances=ROUNDING_ONLY,
+    source="Section 2.1",
+)
+register_target(
+    "gated-rnn-minimal",
+    attention={1: Way(to_gated_rnn, minimal, gated=True)},
+    tolerances=ROUNDING_ONLY,
+    source="Section 2.1",
+)

@@ -9,21 +9,22 @@ from __future__ import annotations
 import numpy as np
 
 from underhood.architectures.gla.cell import GLA
+from underhood.compiler.decays import root_logit
 from underhood.compiler.envelope import Envelope
-from underhood.compiler.heads import Heads
-from underhood.compiler.memory import ONE, gate_bias, gates_of, norm_size, out_of, register_memory, rows_of, scale_to
+from underhood.compiler.heads import Heads, Made
+from underhood.compiler.memory import ONE, gates_of, norm_size, out_of, register_memory, rows_of, scale_to
 from underhood.layers.norm import Norm
 from underhood.layers.projection import LowRank, Projection
 
 EPS, NORMALIZER = 1e-5, 16.0  # the public layer's defaults
 
 
-def to_gla(heads: Heads, width: int, envelope: Envelope) -> tuple[GLA, float]:
+def to_gla(heads: Heads, width: int, envelope: Envelope) -> Made:
     """The queries make up for the layer's 1/√d_k."""
     count, d_key, d_value, _ = heads.sizes
     size = norm_size(envelope, EPS)
     scale = scale_to(size, heads.read_bounds)
-    bias = np.repeat(gate_bias(heads.decay, NORMALIZER), d_key)
+    bias = np.repeat(root_logit(heads.decay, NORMALIZER), d_key)
     layer = GLA(
         q_proj=Projection(rows_of(heads.queries, float(np.sqrt(d_key)), width)),
         k_proj=Projection(rows_of(heads.keys, 1.0, width)),
@@ -35,7 +36,7 @@ def to_gla(heads: Heads, width: int, envelope: Envelope) -> tuple[GLA, float]:
         heads=count,
         gate_logit_normalizer=NORMALIZER,
     )
-    return layer, 0.5 * size**2 / EPS
+    return Made(layer, heads, 0.5 * size**2 / EPS, (scale, 1.0, np.sqrt(d_key), scale))
 
 
 register_memory("gla", to_gla)

@@ -17,13 +17,13 @@ from jaxtyping import Float
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.architectures.griffin.cell import DECAY, BlockGate, Griffin
 from underhood.architectures.stack.cell import Stack
-from underhood.attention.linear import LinearAttention
-from underhood.compiler.envelope import Envelope, Rounding, positive
+from underhood.compiler.decays import logit
+from underhood.compiler.envelope import Envelope, Typical, positive
 from underhood.compiler.forms import KeyValueForm, rank_revealed
 from underhood.compiler.linearise import Linearisation, best_scale, paired
-from underhood.compiler.lowered import Lowered
-from underhood.compiler.products import copy_products, gated_products
-from underhood.compiler.targets import register_target
+from underhood.compiler.products import combined, copy_products, gated_products, local
+from underhood.compiler.rounding import ELEMENTARY, WEIGHT, Arithmetic, Signal
+from underhood.compiler.targets import Lowered, Way, register_target
 from underhood.layers.convolution import Convolution
 from underhood.layers.linear import Linear
 
@@ -47,7 +47,7 @@ def decays(lambda_: Float[np.ndarray, " n"], envelope: Envelope) -> tuple[np.nda
 def _first_bias(slopes: np.ndarray) -> np.ndarray:
     """β with σ(β)(1 − σ(β)) = slopes/4, below 0."""
     gate = slopes / (2 * (1 + np.sqrt(1 - slopes)))
-    return np.log(gate) - np.log1p(-gate)
+    return logit(gate)
 
 
 def _block(
@@ -69,7 +69,7 @@ def _block(
     rows = np.concatenate([values, carried, np.eye(inputs + 1)[-1:]])
     count, used = len(rows), len(values)
     param, scale = decays(lambda_, envelope)
-    first = np.where(resting, np.log(scale / 2) - np.log1p(-scale / 2), _first_bias(scale))
+    first = np.where(resting, logit(scale / 2), _first_bias(scale))
     weight, bias = np.zeros((count, count)), np.zeros(count)
     weight[: count - 1, :used], weight[-1, :used], bias[:used] = reads.T, first, gates[:, -1]
     kernel = np.zeros((count, WIDTH))
@@ -91,10 +91,10 @@ def _block(
 def _carriers(values: np.ndarray, gates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Gates read u, not x: further rows of u if the values do not tell, and the gates in terms of all of them."""
     plain = values[:, :-1] * np.all(values[:, -1:] == 0, axis=1)[:, None]
-    told, where = np.unique(plain, axis=0, return_index=True)
-    solved = np.linalg.lstsq(told.T, gates.T, rcond=None)[0]
+    known, where = np.unique(plain, axis=0, return_index=True)
+    solved = np.linalg.lstsq(known.T, gates.T, rcond=None)[0]
     largest = np.max(np.abs(gates), initial=0.0)
-    if np.max(np.abs(solved.T @ told - gates), initial=0.0) <= 1e-14 * largest and np.linalg.cond(told) < 1e3:
+    if np.max(np.abs(solved.T @ known - gates), initial=0.0) <= 1e-14 * largest and np.linalg.cond(known) < 1e3:
         reads = np.zeros((len(gates), len(values)))
         reads[:, where] = solved.T
         return np.zeros((0, values.shape[1])), reads
@@ -110,16 +110,66 @@ def _affine(rows: np.ndarray, width: int) -> Linear:
     return Linear(np.pad(rows[:, :-1], ((0, 0), (0, width - rows.shape[1] + 1))), rows[:, -1])
 
 
-def _error(scheme: Linearisation, rounding: Rounding, envelope: Envelope, far: float) -> float:
+def _error(scheme: Linearisation, rounding: Typical, envelope: Envelope, far: float) -> float:
     """Of a product, against its bound: linearisation and rounding of both pairs, and what a memory loses."""
-    grown = (rounding.summing + 3 * rounding.step) * rounding.grown(scheme)
-    lost = 0.5 * LOSS[envelope.dtype] * (envelope.horizon if rounding.worst else 1)
-    return (2 * far + 1) * (scheme.truncation + grown) + lost
+    grown = (rounding.summing + 3 * rounding.step) * scheme.noise
+    return (2 * far + 1) * (scheme.truncation + grown) + 0.5 * LOSS[envelope.dtype]
 
 
-def attention_to_griffin(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
+def _copies(
+    arithmetic: Arithmetic,
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray],
+    lambda_: np.ndarray,
+    x: Signal,
+    largest: float,
+    asked: np.ndarray,
+) -> Signal:
+    """h = λ h + σ(gates·x̃)(values·x̃) of each channel, read as GELU(asks·x̃) h, and what these operations round.
+
+    `asked` has the sizes of the branches. The gate reads u, which is made of x by rows of its own or by the values'.
+    """
+    values, gates, asks = rows
+    x = local(x)
+    u = local(arithmetic.linear(values, x))  # its error is that of the product: `_projected`
+    carried, reads = _carriers(values, gates[:, :-1])
+    read = arithmetic.linear(np.concatenate([values, carried]), x)
+    argument = arithmetic.linear(reads, read, np.full(len(gates), largest))
+    lost = np.abs(np.concatenate([values, carried])[:, :-1].T @ reads.T - gates[:, :-1].T)  # of a basis that was found
+    argument = Signal(argument.size, argument.error + lost.T @ x.reach[:-1] + 2 * arithmetic.unit * np.abs(gates[:, -1]))
+    made = arithmetic.times(arithmetic.sigma(argument), u)
+    made = Signal(made.size, made.error + 2 * WEIGHT * arithmetic.unit * made.reach)
+    # At the first input σ(β ± …) in place of m σ(± …).
+    scale = decays(lambda_, arithmetic.envelope)[1]
+    first = (2 * ELEMENTARY + 8 + 4 * np.abs(_first_bias(np.minimum(scale, 1 - 2.0**-40)))) * arithmetic.unit
+    states = arithmetic.total(made, _kept(lambda_, arithmetic.envelope), alike=True)
+    states = Signal(states.size, states.error + first * made.reach)
+    branch = arithmetic.linear(asks, x, asked)
+    return arithmetic.times(arithmetic.activation(branch, asked, 1.13), states)
+
+
+def _projected(arithmetic: Arithmetic, rows: np.ndarray) -> float:
+    """Of a value's own product of matrices, which equal rows share."""
+    return float(arithmetic.gamma(np.max(np.count_nonzero(rows, axis=1), initial=0) + WEIGHT))
+
+
+def _kept(lambda_: np.ndarray, envelope: Envelope) -> np.ndarray:
+    return np.where(lambda_ == 1, 1 - LOSS[envelope.dtype] / 2, lambda_)
+
+
+def _shared(arithmetic: Arithmetic, lambda_: np.ndarray) -> np.ndarray:
+    """What all copies of a product share, as a part of it: a as it is computed, m = √(1 − a²) against 1/m in the readout,
+    and what Σ_s p_s loses by a = 1 − ℓ/2 in place of 1, at most a part ℓ T/2.
+    """
+    envelope = arithmetic.envelope
+    param = np.where(lambda_ == 0, 0.0, np.abs(decays(lambda_, envelope)[0]))
+    scaling = (3 * ELEMENTARY + WEIGHT + param) * arithmetic.unit
+    lost = np.where(lambda_ == 1, 0.5 * LOSS[envelope.dtype] * envelope.horizon, 0.0)
+    return np.expm1(scaling + lost + arithmetic.decaying(_kept(lambda_, envelope)))
+
+
+def attention_to_griffin(form: KeyValueForm, envelope: Envelope, order: int) -> Lowered:
     """One layer: the products of each value with its keys, and a pair for their sum."""
-    form, far = rank_revealed(source), FAR[envelope.dtype]
+    far = FAR[envelope.dtype]
     scheme = best_scale(
         lambda scale: paired(order, scale), lambda scheme: _error(scheme, envelope.typical, envelope, far)
     )
@@ -129,14 +179,22 @@ def attention_to_griffin(source: LinearAttention, envelope: Envelope, order: int
     out = np.repeat(columns, copies, axis=1) * np.tile(scheme.weights, len(values))
     width = max(form.d, len(form.readout))
     lambda_, resting = np.repeat(decay, copies), np.zeros(copies * len(values), bool)
-    rows = (np.repeat(each, copies, axis=0) for each in (values, asks))
-    cell = _block(next(rows), copied, lambda_, next(rows), out, resting, envelope, width)
+    repeated, asking = (np.repeat(each, copies, axis=0) for each in (values, asks))
+    cell = _block(repeated, copied, lambda_, asking, out, resting, envelope, width)
     embedding = Linear(np.eye(width, form.d), np.zeros(width))
     model = Stack(embedding, (cell,), Linear(np.eye(len(form.readout), width), np.zeros(len(form.readout))))
     memory = envelope.linear(form.values) * envelope.linear(form.keys) * envelope.steps(form.decay)
     bounds = np.abs(form.readout) @ (memory * envelope.linear(form.queries)[np.nonzero(form.asks)[1]])
-    relative = _error(scheme, envelope.worst, envelope, far) + envelope.dot(len(values))
-    return Lowered(model, relative, bounds)
+    arithmetic = Arithmetic(envelope)
+    x = arithmetic.with_one(arithmetic.inputs(form.d))
+    made = _copies(arithmetic, (repeated, copied, asking), lambda_, x, order * scheme.scale, envelope.affine(asking))
+    errors = arithmetic.linear(out, made).error
+    # Both the products and what b adds to them are linearised, against their own sizes; b itself cancels.
+    sizes = envelope.affine(values) * envelope.steps(decay) * envelope.affine(asks)
+    errors = errors + scheme.truncation * (np.abs(columns) @ sizes)
+    shared = float(np.expm1(3 * arithmetic.cast)) + np.max(_shared(arithmetic, form.decay), initial=0.0)
+    shared = shared + 2 * _projected(arithmetic, values)
+    return Lowered(model, errors + shared * (1 + scheme.truncation) * bounds, bounds)
 
 
 def _grouped(form: KeyValueForm, envelope: Envelope, far: float) -> tuple[np.ndarray, ...]:
@@ -166,40 +224,50 @@ def _grouped(form: KeyValueForm, envelope: Envelope, far: float) -> tuple[np.nda
 def to_griffin(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     """Two layers: products of the input gating, remembered with a = λ; products of the output gating, a = 0."""
     whole, far = gated_products(source, envelope), FAR[envelope.dtype]
-
-    def error(scheme: Linearisation, rounding: Rounding) -> float:
-        return 2 * _error(scheme, rounding, envelope, far=0.0)
-
-    scheme = best_scale(lambda scale: paired(order, scale), lambda scheme: error(scheme, envelope.typical))
+    scheme = best_scale(
+        lambda scale: paired(order, scale), lambda scheme: 2 * _error(scheme, envelope.typical, envelope, far=0.0)
+    )
     incoming, outgoing = copy_products(whole.inputs, scheme), copy_products(whole.outputs, scheme)
     width = max(whole.d, len(whole.lambda_), len(whole.readout))
-    branch = np.array([far])
-    layers = []
-    for copies, products, lambda_, out in (
-        (incoming, whole.inputs, whole.lambda_[incoming.owner], incoming.combine),
-        (outgoing, whole.outputs, np.zeros(len(outgoing.owner)), whole.readout @ outgoing.combine),
+    arithmetic, largest = Arithmetic(envelope), 2 * order * scheme.scale
+    below, layers = arithmetic.with_one(arithmetic.inputs(whole.d)), []
+    for copies, products, lambda_, matrix, out in (
+        (incoming, whole.inputs, whole.lambda_[incoming.owner], incoming.combine, None),
+        (outgoing, whole.outputs, np.zeros(len(outgoing.owner)), whole.readout @ outgoing.combine, whole.readout),
     ):
         affine = copies is incoming  # the second layer's rows have no constant
+        if not affine:
+            below = arithmetic.with_one(below)
         gates, values = (rows if affine else np.pad(rows, ((0, 0), (0, 1))) for rows in (copies.gates, copies.values))
-        asks = np.pad(np.tile(branch, (len(values), 1)), ((0, 0), (values.shape[1] - 1, 0)))
+        asks = np.pad(np.full((len(values), 1), far), ((0, 0), (values.shape[1] - 1, 0)))
         resting = products.linear[copies.owner]
         gates = np.where(resting[:, None], 0.0, gates)
-        layers.append(_block(values, gates, lambda_, asks, out / far, resting, envelope, width))
+        layers.append(_block(values, gates, lambda_, asks, matrix / far, resting, envelope, width))
+        branches = np.full(len(values), far)
+        made = _copies(arithmetic, (values, gates, asks), lambda_, below, largest, branches)
+        sides = (products.gates, products.values)
+        shared = [np.abs(rows) @ below.error[: rows.shape[1]] for rows in sides]
+        shared[1] = shared[1] + _projected(arithmetic, products.values) * products.value_bounds
+        steps = envelope.steps(whole.lambda_) if affine else 1.0
+        below = combined(arithmetic, products, scheme, made, matrix / far, *shared, out, steps)
+        if affine:
+            below = below.known(whole.state_bounds)
+            below = arithmetic.again(Signal(below.size, below.error + _shared(arithmetic, whole.lambda_) * below.reach))
     model = Stack(
         Linear(np.eye(width, whole.d), np.zeros(width)),
         tuple(layers),
         Linear(np.eye(len(whole.readout), width), np.zeros(len(whole.readout))),
     )
-    relative = error(scheme, envelope.worst) + envelope.dot(len(whole.lambda_)) + envelope.dot(len(outgoing.combine))
-    return Lowered(model, relative, whole.output_bounds)
+    errors = below.error + _shared(arithmetic, np.zeros(1)) * below.reach
+    return Lowered(model, errors, whole.output_bounds)
 
 
 register_target(
     "griffin",
-    attention={1: attention_to_griffin},
-    gated={2: to_griffin},
+    attention={1: Way(attention_to_griffin, rank_revealed)},
+    gated={2: Way(to_griffin)},
     tolerances={1: 1e-6},
-    why_not_fewer="the branch reads the input and not the state, so two states cannot be multiplied in one layer",
+    why_not_fewer="no construction with one layer is known that multiplies two states to within the tolerance",
     source="docs/theory.md",
     paper=(None, None),
 )

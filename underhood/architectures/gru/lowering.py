@@ -12,12 +12,10 @@ the difference of such a sum and its value a step ago, which a neuron with z = 1
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from underhood.architectures.gated_rnn.cell import GatedRNN
-from underhood.architectures.gru.lowering_attention import attention_to_gru
+from underhood.architectures.gru.lowering_attention import NO_DECAY, attention_to_gru
 from underhood.architectures.gru.lowering_layer import (
     LEAK,
     Layer,
@@ -25,15 +23,18 @@ from underhood.architectures.gru.lowering_layer import (
     bias_of,
     difference,
     difference_error,
+    last_step,
+    summed,
     summed_error,
 )
 from underhood.architectures.stack.cell import Stack
+from underhood.attention.linear import LinearAttention
 from underhood.compiler.envelope import Envelope, positive, power_of_two
+from underhood.compiler.forms import economical, rank_revealed
 from underhood.compiler.linearise import Linearisation
-from underhood.compiler.lowered import Lowered
-from underhood.compiler.products import Copies, GatedProducts, copy_products, gated_products
-from underhood.compiler.targets import register_target
-from underhood.compiler.ways import economical, through_form, through_gated
+from underhood.compiler.products import Copies, GatedProducts, combined, copy_products, gated_products, local
+from underhood.compiler.rounding import ELEMENTARY, WEIGHT, Arithmetic, Signal
+from underhood.compiler.targets import Lowered, Way, register_target
 from underhood.layers.linear import Linear
 
 
@@ -42,7 +43,6 @@ def to_gru(source: GatedRNN, envelope: Envelope, order: int, leak: float | None 
     leak = LEAK[envelope.dtype] if leak is None else leak
     bias = bias_of(leak)
     whole = gated_products(source, envelope)
-    steps, worst = float(envelope.horizon), envelope.worst.around(bias)
     before, after = (
         balance(order, leak, envelope.typical.around(bias), error) for error in (summed_error, difference_error)
     )
@@ -50,13 +50,78 @@ def to_gru(source: GatedRNN, envelope: Envelope, order: int, leak: float | None 
     passing = np.flatnonzero(~whole.inputs.linear & (whole.lambda_ != 1))
     first, from_first = _first_layer(whole, before, envelope, bias, passing)
     second, readout = _second_layer(whole, after, envelope, bias, passing[whole.lambda_[passing] > 0], from_first)
-    relative = summed_error(before, worst) + difference_error(after, worst) + envelope.tiny**2
-    relative += 2 * leak * steps * math.exp(order * max(before.scale, after.scale)) + envelope.dot(len(whole.lambda_))
-    if len(passing):  # their difference is taken a layer earlier
-        relative += difference_error(before, worst)
     embedding = Linear(np.eye(whole.d + 1, whole.d), np.append(np.zeros(whole.d), 1.0))
     model = Stack(embedding, (first.build(), second.build()), Linear(readout, np.zeros(len(readout))))
-    return Lowered(model, relative, whole.output_bounds)
+    errors = _errors(whole, (before, after), envelope, leak, readout, from_first)
+    return Lowered(model, errors, whole.output_bounds)
+
+
+def _errors(
+    whole: GatedProducts,
+    schemes: tuple[Linearisation, Linearisation],
+    envelope: Envelope,
+    leak: float,
+    readout: np.ndarray,
+    from_first: np.ndarray,
+) -> np.ndarray:
+    """States with their errors, and the last step of the output gating that reads them."""
+    arithmetic, (before, after), bias = Arithmetic(envelope), schemes, bias_of(leak)
+    states, held = _state_errors(whole, before, arithmetic, leak)
+    steps, outputs = float(envelope.horizon), copy_products(whole.outputs, after)
+    count, largest = len(outputs.owner), 2 * after.order * after.scale
+    # Rows that read all copies of the states at once round what these have in common; equal rows do so alike.
+    reads = np.abs(from_first) @ held
+    many = arithmetic.gamma(np.max(np.count_nonzero(from_first, axis=1), initial=1) * len(states.size) + 2 * WEIGHT)
+    small = power_of_two(envelope.tiny / positive(whole.outputs.value_bounds))[outputs.owner]
+    gate_error, value_error = (np.abs(rows) @ states.error for rows in (whole.outputs.gates, whole.outputs.values))
+    value_error = value_error + many * (np.abs(whole.outputs.values) @ reads) + arithmetic.least
+    values = (whole.outputs.value_bounds + value_error)[outputs.owner] * small
+    own = many * (np.abs(outputs.values) @ states.reach) * small + arithmetic.least  # V h is not such a product
+    candidates = Signal(values, own)
+    gate_local = many * (np.abs(outputs.gates) @ (reads + states.reach)) + arithmetic.least
+    gates = Signal(np.full(count, largest), gate_local)
+    made, total = summed(arithmetic, gates, candidates, bias, leak)
+    weights = whole.readout @ (outputs.combine / small)
+    nothing = Signal(np.zeros(count), np.zeros(count))
+    leaking = after.leaking(leak, steps)
+    left = combined(
+        arithmetic, whole.outputs, leaking, nothing, 0 * weights, gate_error, value_error, whole.readout
+    )
+    return last_step(arithmetic, weights, made, total) + left.error
+
+
+def _state_errors(
+    whole: GatedProducts, scheme: Linearisation, arithmetic: Arithmetic, leak: float
+) -> tuple[Signal, np.ndarray]:
+    """h of Eq. 2 with its errors, and the size of every neuron of the first layer that it is read from."""
+    envelope, products, lambda_ = arithmetic.envelope, whole.inputs, whole.lambda_
+    steps, x = float(envelope.horizon), arithmetic.with_one(arithmetic.inputs(whole.d))
+    copies = _drop(copy_products(products, scheme), products.linear)
+    small = power_of_two(envelope.tiny / positive(products.value_bounds))[copies.owner]
+    values, gates = (arithmetic.linear(rows, local(x)) for rows in (copies.values * small[:, None], copies.gates))
+    largest = np.full(len(gates.size), 2 * scheme.order * scheme.scale)
+    made, total = summed(arithmetic, gates.known(largest), values, bias_of(leak), leak)
+    combine = copies.combine / small
+    shared = [np.abs(rows) @ x.error for rows in (products.gates, products.values)]
+    leaking = scheme.leaking(leak, steps)
+    perfect = combined(arithmetic, products, leaking, total, combine, *shared, steps=steps)
+    nothing = Signal(made.size, 0 * made.error)
+    left = combined(arithmetic, products, leaking, nothing, 0 * combine, *shared)
+    passing = Signal(products.bounds, left.error + last_step(arithmetic, combine, made, total))
+    # Held by a neuron with z = 1 whose candidate is λ h + η value: each step rounds what it holds.
+    linear = arithmetic.linear(products.values * products.constants[:, None], x)
+    entering = Signal(
+        np.where(products.linear, linear.size, products.bounds), np.where(products.linear, linear.error, passing.error)
+    )
+    kept = arithmetic.total(entering, lambda_)
+    each = envelope.steps(lambda_) * ((2 * ELEMENTARY + WEIGHT + 4) * arithmetic.unit + envelope.tiny**2)
+    kept = Signal(kept.size, kept.error + each * (1 + each) * kept.reach)
+    states = np.where(~products.linear & (lambda_ == 1), perfect.error, kept.error)
+    late = (products.bounds * envelope.horizon * envelope.tiny / positive(products.bounds * envelope.horizon))[
+        ~products.linear & (lambda_ != 1)
+    ]
+    lines = np.full(np.count_nonzero(products.linear), envelope.tiny)
+    return Signal(whole.state_bounds, states), np.concatenate([total.reach, lines, late])
 
 
 def _first_layer(
@@ -118,13 +183,17 @@ def _drop(copies: Copies, linear: np.ndarray) -> Copies:
     return Copies(copies.gates[kept], copies.values[kept], copies.combine[:, kept], copies.owner[kept])
 
 
+def _decays(source: LinearAttention) -> str | None:
+    return None if source.decay is None or np.all(np.asarray(source.decay) == 1) else NO_DECAY
+
+
 register_target(
     "gru",
-    attention={1: through_form(attention_to_gru), 2: through_gated(to_gru, economical)},
-    gated={2: to_gru},
+    attention={1: Way(attention_to_gru, rank_revealed, refuses=_decays), 2: Way(to_gru, economical, gated=True)},
+    gated={2: Way(to_gru)},
     tolerances={1: 1e-4, 2: 1e-6},
-    why_not_fewer="a product of two states of this moment needs the sums that a layer below has made",
-    source="docs/theory.md, against the dash of Table 3",
+    why_not_fewer="no construction with one layer is known: a product of two states of this moment needs the sums that "
+    "a layer below has made",
+    source="docs/theory.md",
     paper=(None, None),
-    default_attention=2,
 )

@@ -7,14 +7,15 @@ linearising such gates costs, summed over time or taken as a difference of two s
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 import numpy as np
 
 from underhood.architectures.gru.cell import CANDIDATE, GRU, RESET, UPDATE
-from underhood.compiler.envelope import Envelope, Rounding, positive, power_of_two
+from underhood.compiler.decays import logit
+from underhood.compiler.envelope import Envelope, Typical, positive, power_of_two
 from underhood.compiler.linearise import Linearisation, best_scale, exponential
+from underhood.compiler.rounding import ELEMENTARY, WEIGHT, Arithmetic, Signal
 
 OPEN = 1000.0  # σ is exactly 1: the reset gate always, the update gate where a neuron keeps nothing
 LEAK = {np.dtype(np.float64): 2.0**-60, np.dtype(np.float32): 2.0**-36}  # δ
@@ -22,7 +23,7 @@ LEAK = {np.dtype(np.float64): 2.0**-60, np.dtype(np.float32): 2.0**-36}  # δ
 
 def bias_of(leak: float) -> float:
     """b with σ(b) = δ."""
-    return math.log(leak) - math.log1p(-leak)
+    return float(logit(leak))
 
 
 @dataclasses.dataclass
@@ -74,18 +75,18 @@ class Layer:
         return GRU(u, v, b)
 
 
-def summed_error(scheme: Linearisation, rounding: Rounding) -> float:
+def summed_error(scheme: Linearisation, rounding: Typical) -> float:
     """Of memories: the copies are summed over time, and then their difference is taken."""
-    return scheme.truncation + (rounding.summing + rounding.step) * rounding.grown(scheme)
+    return scheme.truncation + (rounding.summing + rounding.step) * scheme.noise
 
 
-def difference_error(scheme: Linearisation, rounding: Rounding) -> float:
+def difference_error(scheme: Linearisation, rounding: Typical) -> float:
     """Of products of the moment: the last step of a sum that is T/2 times as large as its largest step."""
-    return scheme.truncation + (rounding.step + rounding.unit * rounding.steps / 2) * rounding.grown(scheme)
+    return scheme.truncation + (rounding.step + rounding.unit * rounding.steps / 2) * scheme.noise
 
 
 def balance(
-    order: int, leak: float, rounding: Rounding, error: Callable[[Linearisation, Rounding], float]
+    order: int, leak: float, rounding: Typical, error: Callable[[Linearisation, Typical], float]
 ) -> Linearisation:
     return best_scale(lambda scale: exponential(order, scale, leak), lambda scheme: error(scheme, rounding))
 
@@ -102,3 +103,26 @@ def difference(
     readout[:, made] = weights
     readout[np.arange(len(weights)), np.arange(late.start, late.stop)] = -1 / small
     return readout
+
+
+def summed(
+    arithmetic: Arithmetic, gate: Signal, candidate: Signal, bias: float, leak: float
+) -> tuple[Signal, Signal]:
+    """What a neuron whose gate is nearly shut adds in a step, z tanh(·), and what it has added up by the horizon."""
+    made = arithmetic.times(arithmetic.sigma(gate, bias), arithmetic.tanh(candidate))
+    total, steps = arithmetic.total(made, 1.0), float(arithmetic.envelope.horizon)
+    if leak > arithmetic.unit / 4:  # else 1 − z is 1, and nothing is rounded
+        total = Signal(total.size, total.error + 4 * arithmetic.unit * steps * total.reach)
+    return made, total
+
+
+def last_step(arithmetic: Arithmetic, weights: np.ndarray, made: Signal, total: Signal) -> np.ndarray:
+    """Errors of Σ weights (h_t − h_{t-1}) as `difference` has it: of the step, and of two sums over all neurons.
+
+    Both read the same h_{t-1}, so what went wrong before is in neither.
+    """
+    weights = np.abs(weights)
+    rounded = 4 * arithmetic.unit + arithmetic.envelope.tiny**2
+    step = weights @ (made.error + rounded * total.reach)
+    count = np.count_nonzero(weights, axis=1) + 1
+    return step + 2 * arithmetic.gamma(count + WEIGHT + 2 * ELEMENTARY) * (weights @ total.reach)

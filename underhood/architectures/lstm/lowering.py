@@ -13,22 +13,14 @@ from underhood.algebra.key_values import KeyValueForm
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.architectures.lstm.cell import CANDIDATE, FORGET, INPUT, LSTM, OUTPUT
 from underhood.architectures.stack.cell import Stack
-from underhood.compiler.envelope import Envelope, Rounding, positive, power_of_two
-from underhood.compiler.forms import coordinates
+from underhood.compiler.decays import CLOSED, logit
+from underhood.compiler.envelope import Envelope, Typical, positive, power_of_two
+from underhood.compiler.forms import coordinates, rank_revealed
 from underhood.compiler.linearise import Linearisation, best_scale, centred
-from underhood.compiler.lowered import Lowered
-from underhood.compiler.products import copy_products, gated_products
-from underhood.compiler.targets import register_target
-from underhood.compiler.ways import either, through_form, through_gated
+from underhood.compiler.products import combined, copy_products, gated_products, local
+from underhood.compiler.rounding import WEIGHT, Arithmetic, Signal
+from underhood.compiler.targets import Lowered, Way, register_target
 from underhood.layers.linear import Linear
-
-OPEN, SHUT = 1000.0, -1000.0  # σ is exactly 1 and 0 there: the ±∞ of Table 4
-
-
-def forget_bias(lambda_: np.ndarray) -> np.ndarray:
-    """b with σ(b) = λ, exactly at 0 and 1."""
-    inner = np.clip(lambda_, 1e-300, 1 - 1e-16)
-    return np.where(lambda_ == 1, OPEN, np.where(lambda_ == 0, SHUT, np.log(inner) - np.log1p(-inner)))
 
 
 def attention_to_lstm(form: KeyValueForm, envelope: Envelope, order: int) -> Lowered:
@@ -40,14 +32,11 @@ def attention_to_lstm(form: KeyValueForm, envelope: Envelope, order: int) -> Low
     product, memory = np.nonzero(form.reads)
     asked = form.asks @ form.queries
     key_bounds, value_bounds, query_bounds = map(envelope.linear, (form.keys, form.values, asked))
-    memory_bounds = key_bounds * value_bounds * envelope.steps(form.decay)
 
-    def error(scheme: Linearisation, rounding: Rounding) -> float:
-        # Copies that differ in the output gate alone sum the same numbers and round them alike: what c has
-        # gathered over time is amplified by the copies of g only, the last product by both.
+    def error(scheme: Linearisation, rounding: Typical) -> float:
+        # What c has gathered over time is amplified by the copies of g only, the last product by both.
         truncation = 2 * scheme.truncation + scheme.truncation**2 + envelope.tiny**2
-        grown = rounding.grown(scheme)
-        return truncation + rounding.summing * grown + 2 * rounding.step * grown**2
+        return truncation + rounding.summing * scheme.noise + 2 * rounding.step * scheme.noise**2
 
     scheme = best_scale(lambda scale: centred(order, scale), lambda scheme: error(scheme, envelope.typical))
     # Axes: cells of the form, copies of the gate g, copies of the gate o.
@@ -57,25 +46,42 @@ def attention_to_lstm(form: KeyValueForm, envelope: Envelope, order: int) -> Low
     candidate_scale = power_of_two(envelope.tiny / positive(key_bounds * envelope.steps(form.decay)))[cell]
     value_scale, query_scale = positive(value_bounds)[cell], positive(query_bounds)[row]
     u, b = np.zeros((4, len(pair), form.d)), np.zeros((4, len(pair)))
-    b[FORGET] = forget_bias(form.decay)[cell]
+    b[FORGET] = logit(form.decay)[cell]
     u[CANDIDATE] = form.keys[cell] * candidate_scale[:, None]
     u[INPUT] = form.values[cell] * (scheme.nodes[copy_g] / value_scale)[:, None]
     u[OUTPUT] = asked[row] * (scheme.nodes[copy_o] / query_scale)[:, None]
-    weight = scheme.weights[copy_g] * value_scale * scheme.weights[copy_o] * query_scale / candidate_scale
-    readout = form.readout[:, row] * (form.reads[row, cell] * weight)[None]
+    in_g = scheme.weights[copy_g] * value_scale / candidate_scale
+    weight = in_g * scheme.weights[copy_o] * query_scale
+    outer = form.readout[:, row] * form.reads[row, cell][None]
+    readout = outer * weight[None]
     model = Stack(
         Linear(np.eye(form.d), np.zeros(form.d)), (LSTM(u, None, b),), Linear(readout, np.zeros(len(readout)))
     )
-    output_bounds = np.abs(form.readout) @ ((np.abs(form.reads) @ memory_bounds) * query_bounds)
-    return Lowered(model, error(scheme, envelope.worst) + envelope.dot(form.products), output_bounds)
+    arithmetic = Arithmetic(envelope)
+    x = arithmetic.inputs(form.d)
+    g, c, o = (arithmetic.linear(u[gate], x) for gate in (INPUT, CANDIDATE, OUTPUT))
+    states = arithmetic.total(arithmetic.times(arithmetic.sigma(g), arithmetic.tanh(c)), form.decay[cell])
+    # Copies in o alone have the same c, to the last bit: the errors of Σ_g w_g c_g are multiplied by the query.
+    alike = copy_o == 0
+    sums = np.zeros((pairs, np.count_nonzero(alike)))
+    sums[pair[alike], np.arange(sums.shape[1])] = in_g[alike]
+    true_bounds = (key_bounds * value_bounds * envelope.steps(form.decay))[memory]
+    held = arithmetic.linear(sums, states[alike], true_bounds).off(scheme.truncation)
+    queries = arithmetic.linear(asked, x)[product]
+    # What each cell's own last product adds: σ and tanh of numbers that are taken as they are.
+    made = arithmetic.times(arithmetic.sigma(o), arithmetic.tanh(Signal(states.reach, np.zeros(len(pair)))))
+    last = arithmetic.linear(readout, made).error
+    products = Signal(held.size * queries.size, held.error * queries.size).off(scheme.truncation)
+    through = np.abs(form.readout[:, product] * form.reads[product, memory][None])
+    return Lowered(model, through @ products.error * (1 + scheme.truncation) + last, through @ products.size)
 
 
 def to_lstm(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     """Two layers: g ⊙ c̃ is the input gating in the first, with f = λ, the output gating in the second, with f = 0."""
-    whole = gated_products(source, envelope)
+    whole, arithmetic = gated_products(source, envelope), Arithmetic(envelope)
 
-    def error(scheme: Linearisation, rounding: Rounding) -> float:
-        amplified = (rounding.summing + 2 * rounding.step) * rounding.grown(scheme)
+    def error(scheme: Linearisation, rounding: Typical) -> float:
+        amplified = (rounding.summing + 2 * rounding.step) * scheme.noise
         return 2 * scheme.truncation + scheme.truncation**2 + envelope.tiny**2 + amplified
 
     scheme = best_scale(lambda scale: centred(order, scale), lambda scheme: error(scheme, envelope.typical))
@@ -101,8 +107,31 @@ def to_lstm(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     readout = whole.readout @ (outgoing.combine / small_out)
     embedding = Linear(np.eye(whole.d), np.zeros(whole.d))
     model = Stack(embedding, (first, second), Linear(readout, np.zeros(len(readout))))
-    relative = error(scheme, envelope.worst) + envelope.dot(len(states)) + envelope.dot(len(outgoing.combine))
-    return Lowered(model, relative, whole.output_bounds)
+
+    x, largest = arithmetic.with_one(arithmetic.inputs(whole.d)), 2 * order * scheme.scale
+    opened = arithmetic.linear(incoming.gates, local(x)).known(np.full(len(small_in), largest))
+    candidates = arithmetic.tanh(arithmetic.linear(incoming.values * small_in[:, None], local(x)))
+    made = arithmetic.times(arithmetic.sigma(opened), candidates)
+    below = arithmetic.again(arithmetic.tanh(arithmetic.total(made, whole.lambda_[incoming.owner], alike=True)))
+    gate_error, value_error = (np.abs(rows) @ x.error for rows in (whole.inputs.gates, whole.inputs.values))
+    # What is wrong with each product, however often it is summed; then with sums of copies.
+    entered = combined(
+        arithmetic, whole.inputs, scheme, Signal(made.size, 0 * made.error), 0 * states, gate_error, value_error
+    )
+    wrong = entered.error * envelope.steps(whole.lambda_) + np.abs(states) @ below.error
+    wrong = wrong + arithmetic.decaying(whole.lambda_) * (whole.state_bounds + wrong)
+    gate_error, value_error = (np.abs(rows) @ wrong for rows in (whole.outputs.gates, whole.outputs.values))
+    # Values of all copies are equal rows: what their product of matrices rounds is shared, too.
+    read = np.abs(whole.outputs.values @ states)
+    count = np.count_nonzero(read, axis=1) + WEIGHT
+    value_error = value_error + arithmetic.gamma(count) * (read @ below.reach) + arithmetic.least
+    bounds_out = (whole.outputs.value_bounds + value_error)[outgoing.owner] * small_out
+    opened = arithmetic.linear(outgoing.gates @ states, local(below)).known(np.full(len(small_out), largest))
+    candidates = arithmetic.tanh(Signal(bounds_out, np.zeros(len(small_out))))
+    above = arithmetic.times(arithmetic.sigma(opened), candidates)
+    handed = arithmetic.again(arithmetic.tanh(above))
+    read = combined(arithmetic, whole.outputs, scheme, handed, readout, gate_error, value_error, whole.readout)
+    return Lowered(model, read.error, whole.output_bounds)
 
 
 def _product_layer(
@@ -111,17 +140,19 @@ def _product_layer(
     """c_t = λ c_{t-1} + σ(gate) tanh(value), handed on as it is."""
     u, b = np.zeros((4, *gates.shape)), np.zeros((4, len(gates)))
     u[CANDIDATE], u[INPUT] = values, gates
-    b[FORGET], b[CANDIDATE], b[INPUT], b[OUTPUT] = forget_bias(lambda_), value_bias, gate_bias, OPEN
+    b[FORGET], b[CANDIDATE], b[INPUT], b[OUTPUT] = logit(lambda_), value_bias, gate_bias, -CLOSED
     return LSTM(u, None, b)
 
 
 register_target(
     "lstm",
     attention={
-        1: either(through_form(attention_to_lstm), through_form(attention_to_lstm, coordinates)),
-        2: through_gated(to_lstm),
+        1: Way(attention_to_lstm, rank_revealed, second=coordinates),
+        2: Way(to_lstm, rank_revealed, gated=True),
     },
-    gated={2: to_lstm},
-    why_not_fewer="the output gate reads the input and not the cell state, so two states cannot be multiplied",
+    gated={2: Way(to_lstm)},
+    why_not_fewer="no construction with one layer is known: its output gate reads the input and the output before, "
+    "not the cell states of the moment",
+    source="docs/theory.md",
     paper=(2, 1),
 )

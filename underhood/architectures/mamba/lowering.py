@@ -20,7 +20,9 @@ B and C are the same for all channels; Δ, u, z and the decays A are not.
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Float
 
+from underhood.algebra.key_values import Factors
 from underhood.algebra.subspaces import factor, row_space
 from underhood.architectures.gated_rnn.cell import GatedRNN, nu_of
 from underhood.architectures.mamba.lowering_parts import (
@@ -33,6 +35,7 @@ from underhood.architectures.mamba.lowering_parts import (
     channels_of,
     constant,
     layer_of,
+    outputs_of,
     readers,
     signed,
     stack,
@@ -41,10 +44,10 @@ from underhood.architectures.mamba.lowering_parts import (
 from underhood.architectures.mamba.lowering_sparse import to_sparse_mamba, would_be_large
 from underhood.attention.linear import LinearAttention
 from underhood.compiler.envelope import Envelope, positive, power_of_two
-from underhood.compiler.forms import KeyValueForm, heads_of, rank_revealed
-from underhood.compiler.lowered import Lowered
+from underhood.compiler.forms import EPS, KeyValueForm, deviation, factor_deviation, heads_of, rank_revealed
 from underhood.compiler.products import gated_products
-from underhood.compiler.targets import ROUNDING_ONLY, DenseOrSparse, register_target
+from underhood.compiler.rounding import Arithmetic, Signal
+from underhood.compiler.targets import ROUNDING_ONLY, Lowered, Way, register_target
 from underhood.layers.linear import dense
 
 
@@ -63,13 +66,16 @@ def attention_to_mamba(source: LinearAttention, envelope: Envelope, order: int) 
     channels_read = readers(form.d + 1, len(form.readout), states)
     layer = layer_of(Channels.join(channels_read, channels), keys, queries, max(form.d + 1, len(form.readout)))
     model = stack((layer,), np.eye(form.d), np.eye(len(form.readout)))
-    terms = int(np.max(np.count_nonzero(channels.out, axis=1)))
-    return Lowered(model, _rounding(envelope, terms), _output_bounds(form, envelope))
+    arithmetic = Arithmetic(envelope)
+    x = arithmetic.with_one(arithmetic.inputs(form.d))
+    errors = outputs_of(channels, keys, queries, x, arithmetic).error + deviation(form, source, envelope)
+    return Lowered(model, errors, _output_bounds(form, envelope))
 
 
 def _one_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay: float, envelope: Envelope) -> Lowered:
     """u = ±x, B and C the keys and queries; in the coordinates of what the head reads of x."""
-    rows = row_space(np.concatenate([w_value, w_key, w_query]))
+    source = w_value, w_key, w_query
+    rows = row_space(np.concatenate(source))
     rows = rows if len(rows) else np.zeros((1, w_value.shape[1]))
     columns, asks = factor(w_key.T @ w_query)
     if 0 < len(columns) < len(w_key):
@@ -79,11 +85,31 @@ def _one_head(w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray, decay
     (values,), out = signed((with_one(np.eye(d)),), np.eye(d))
     # e^{ΔA} with Δ = ONE.
     a_log = np.full((1, len(keys)), nu_of(np.float64(decay)) - np.log(ONE) if 0 < decay < 1 else _ends(decay))
-    layer = layer_of(channels_of(values, out, a_log), keys, queries, d + 1)
-    model = stack((layer,), rows, w_value @ rows.T)
-    bounds = envelope.steps(np.array([decay])) * envelope.linear(w_value)
-    sizes = envelope.linear(w_key) @ envelope.linear(w_query)
-    return Lowered(model, _rounding(envelope, 2 * d + len(keys)), bounds * sizes)
+    channels = channels_of(values, out, a_log)
+    model = stack((layer_of(channels, keys, queries, d + 1),), rows, w_value @ rows.T)
+    steps, cube = envelope.steps(np.array([decay])), envelope.input_bound**3
+    bounds = steps * envelope.linear(w_value) * (envelope.linear(w_key) @ envelope.linear(w_query))
+    arithmetic = Arithmetic(envelope)
+    inside = arithmetic.with_one(arithmetic.linear(rows, arithmetic.inputs(rows.shape[1])))
+    read = outputs_of(channels, keys, queries, inside, arithmetic)
+    errors = arithmetic.linear(w_value @ rows.T, read).error
+    return Lowered(model, errors + cube * steps * _left_out(source, rows, keys, queries), bounds)
+
+
+def _left_out(
+    source: tuple[np.ndarray, ...], rows: np.ndarray, keys: np.ndarray, queries: np.ndarray
+) -> Float[np.ndarray, " d_o"]:
+    """Σ |T̂ − T| of a head in other coordinates; nothing where they are x itself and the weights are copied."""
+    w_value, w_key, w_query = source
+    keys, queries = keys[:, :-1], queries[:, :-1]
+    if np.array_equal(rows, np.eye(rows.shape[1])) and np.array_equal(keys, w_key) and np.array_equal(queries, w_query):
+        return np.zeros(len(w_value))
+    columns, asked = keys @ rows, queries @ rows
+    left = factor_deviation(Factors(w_value @ rows.T, rows, columns, asked), w_value, w_key, w_query)
+    # columns and asked are themselves added up in float64.
+    far = (4 + len(rows)) * EPS * np.sum(np.abs(rows), axis=1)
+    made = (np.abs(keys) @ far) @ np.abs(asked).sum(axis=1) + (np.abs(queries) @ far) @ np.abs(columns).sum(axis=1)
+    return left + np.abs(w_value).sum(axis=1) * made
 
 
 def _ends(decay: float) -> float:
@@ -109,13 +135,19 @@ def _decaying(form: KeyValueForm, envelope: Envelope) -> tuple[Channels, np.ndar
     """
     product, cell = np.nonzero(form.reads)
     asked = (form.asks @ form.queries)[product]
-    pairs, pair = np.unique(np.hstack([form.keys[cell], asked]), axis=0, return_inverse=True)
-    keys, queries, one = pairs[:, : form.d], pairs[:, form.d :], np.eye(form.d + 1)[-1:]
+    # Keys and queries of a size near the constant's: what has to cancel is then no larger than what is left.
+    of_key, of_query = (power_of_two(1 / positive(envelope.linear(rows))) for rows in (form.keys[cell], asked))
+    brought = np.hstack([form.keys[cell] * of_key[:, None], asked * of_query[:, None]])
+    pairs, pair = np.unique(brought, axis=0, return_inverse=True)
+    pair = pair.ravel()
+    keys, queries, fixed = pairs[:, : form.d], pairs[:, form.d :], np.eye(form.d + 1)[-1:]
+    columns = form.readout[:, product] / (of_key * of_query)
     states = 2 * len(pairs) + 1
     # Channels: values and decays that differ; each remembers the pairs that its products have.
     owners, owner = np.unique(
-        np.column_stack([form.values[cell], form.decay[cell], form.readout[:, product].T]), axis=0, return_inverse=True
+        np.column_stack([form.values[cell], form.decay[cell], columns.T]), axis=0, return_inverse=True
     )
+    owner = owner.ravel()
     a_log = np.full((len(owners), states), AT_ONCE)
     a_log[owner, pair] = np.where(
         form.decay[cell] == 1, MEMORY, np.where(form.decay[cell] == 0, AT_ONCE, nu_of(form.decay[cell]) - np.log(ONE))
@@ -125,19 +157,14 @@ def _decaying(form: KeyValueForm, envelope: Envelope) -> tuple[Channels, np.ndar
     at_once = _products(form, envelope, states, memory=False)
     return (
         Channels.join(remember, at_once),
-        np.concatenate([with_one(keys), -with_one(keys), one]),
-        np.concatenate([with_one(queries), with_one(queries), one]),
+        np.concatenate([with_one(keys), -with_one(keys), fixed]),
+        np.concatenate([with_one(queries), with_one(queries), fixed]),
     )
 
 
 def _output_bounds(form: KeyValueForm, envelope: Envelope) -> np.ndarray:
     memory = envelope.linear(form.values) * envelope.linear(form.keys) * envelope.steps(form.decay)
     return np.abs(form.readout) @ ((np.abs(form.reads) @ memory) * envelope.linear(form.asks @ form.queries))
-
-
-def _rounding(envelope: Envelope, terms: int) -> float:
-    """Sums over time, products, activations, and the sums of W_x and W_out."""
-    return envelope.worst.summing + 8 * envelope.worst.step + envelope.dot(terms)
 
 
 def to_mamba(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
@@ -171,13 +198,19 @@ def to_mamba(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     nothing = np.zeros((1, width))
     layers = (layer_of(first, keys, ones, width), layer_of(second, nothing, nothing, width))
     model = stack(layers, np.eye(inputs - 1), np.eye(len(readout)))
-    relative = 2 * _rounding(envelope, 2 * inputs + hidden) + envelope.dot(2 * len(c))
-    return Lowered(model, relative, whole.output_bounds)
+    arithmetic = Arithmetic(envelope)
+    x = arithmetic.with_one(arithmetic.inputs(inputs - 1))
+    written = outputs_of(Channels.join(memory, _at_once(a, now, np.eye(hidden), states)), keys, ones, x, arithmetic)
+    written = written.known(whole.state_bounds)
+    below = Signal(np.zeros(width), np.zeros(width))
+    below.size[:hidden], below.error[:hidden] = written
+    errors = outputs_of(second, nothing, nothing, below, arithmetic).error
+    return Lowered(model, errors, whole.output_bounds)
 
 
-def _at_once(one: np.ndarray, other: np.ndarray, out: np.ndarray, states: int) -> Channels:
-    """(one·x)(other·x) of this step as D u SiLU(z), Δ = 0."""
-    (values, gates), out = signed((one, other), out)
+def _at_once(first: np.ndarray, other: np.ndarray, out: np.ndarray, states: int) -> Channels:
+    """(first·x)(other·x) of this step as D u SiLU(z), Δ = 0."""
+    (values, gates), out = signed((first, other), out)
     off = np.zeros_like(values)
     off[:, -1] = OFF
     return channels_of(values, out, np.zeros((1, states)), steps=off, gates=gates, skip=1.0)
@@ -185,10 +218,17 @@ def _at_once(one: np.ndarray, other: np.ndarray, out: np.ndarray, states: int) -
 
 register_target(
     "mamba",
-    attention={1: DenseOrSparse(attention_to_mamba, to_sparse_mamba, "compile mamba, sparse", would_be_large)},
-    gated={2: to_mamba},
+    attention={
+        1: Way(
+            attention_to_mamba,
+            sparse=to_sparse_mamba,
+            sparse_cost="compile mamba, sparse",
+            is_large=would_be_large,
+        )
+    },
+    gated={2: Way(to_mamba)},
     tolerances=ROUNDING_ONLY,
-    why_not_fewer="the gate reads the input and not the state, so two states cannot be multiplied in one layer",
+    why_not_fewer="no construction with one layer is known that multiplies two states to rounding",
     source="docs/theory.md",
     paper=(None, None),
 )

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from underhood.architectures.mamba.cell import Mamba
 from underhood.architectures.stack.cell import Stack
+from underhood.compiler.rounding import ELEMENTARY, WEIGHT, Arithmetic, Signal, join
 from underhood.layers.convolution import Convolution
 from underhood.layers.linear import Linear
 
@@ -51,8 +52,8 @@ def channels_of(
     """A group of channels; Δ and the gate are `ONE` where none are given, and the output makes up for them."""
     count, inputs = values.shape
     out = out / ((ONE if steps is None else 1.0) * (ONE if gates is None else 1.0))
-    one = np.tile(constant(ONE, inputs), (count, 1))
-    steps, gates = (one if rows is None else rows for rows in (steps, gates))
+    fixed = np.tile(constant(ONE, inputs), (count, 1))
+    steps, gates = (fixed if rows is None else rows for rows in (steps, gates))
     return Channels(values, steps, gates, np.broadcast_to(a_log, (count, a_log.shape[-1])), np.full(count, skip), out)
 
 
@@ -114,3 +115,56 @@ def stack(layers: tuple[Mamba, ...], rows: np.ndarray, readout: np.ndarray) -> S
     padded = np.zeros((len(readout), width))
     padded[:, : readout.shape[1]] = readout
     return Stack(Linear(embedding, bias), layers, Linear(padded, np.zeros(len(readout))))
+
+
+def outputs_of(
+    channels: Channels, keys: np.ndarray, queries: np.ndarray, x: Signal, arithmetic: Arithmetic
+) -> Signal:
+    """What `layer_of` computes of x̃, with its errors.
+
+    Of a pair of channels, |SiLU(z)| + |SiLU(−z)| = |z|, and softplus(z) + softplus(−z) ≤ |z| + 2 log 2: sizes and errors
+    are the means of a pair, because all choices of signs are added up with the same weight.
+    """
+    u = _halved(channels.values, x, arithmetic)
+    readers = join(_halved(np.eye(len(x.size))[:-1], x, arithmetic), Signal(np.array([ONE]), np.zeros(1)))
+    reading = np.abs(np.concatenate([keys, queries]))
+    weights = np.hstack([2 * reading[:, :-1], reading[:, -1:] / ONE])
+    both = arithmetic.linear(weights, readers, reading @ x.size)
+    both = Signal(both.size, both.error + arithmetic.gamma(len(x.size)) * both.reach)  # of each x twice, + and −
+    count = len(keys)
+    b, c = both[:count], both[count:]
+    step = _steps(channels.steps, x, arithmetic)
+    driven = arithmetic.times(step, u)
+    written = arithmetic.times(driven[:, None], b[None])
+    lambda_ = np.where(channels.a_log == AT_ONCE, 0.0, np.exp(-ONE * np.exp(channels.a_log)))
+    lambda_ = np.where(channels.a_log == MEMORY, 1.0, lambda_)
+    states = arithmetic.total(written, lambda_)
+    each = arithmetic.times(states, c[None])
+    kept = arithmetic.gamma(count + WEIGHT) * each.reach.sum(axis=1)
+    read = Signal(each.size.sum(axis=1), each.error.sum(axis=1) + kept)
+    skipped = Signal(np.abs(channels.skip) * u.size, np.abs(channels.skip) * u.error)
+    together = Signal(read.size + skipped.size, read.error + skipped.error)
+    together = Signal(together.size, together.error + 4 * arithmetic.unit * together.reach)
+    gated = arithmetic.times(together, _halved(channels.gates, x, arithmetic))
+    return arithmetic.linear(channels.out, gated)
+
+
+def _halved(rows: np.ndarray, x: Signal, arithmetic: Arithmetic) -> Signal:
+    """SiLU(rows·x), the mean of a pair; rows that read the constant alone have no partner."""
+    argument = arithmetic.linear(rows, x)
+    alone = np.all(rows[:, :-1] == 0, axis=1)
+    size = argument.size / np.where(alone, 1, 2)
+    error = np.where(alone, 1.1, 0.6) * argument.error
+    rounded = ELEMENTARY * arithmetic.unit * (size + error) + arithmetic.least * (1 + argument.reach)
+    return Signal(size, error + rounded)
+
+
+def _steps(rows: np.ndarray, x: Signal, arithmetic: Arithmetic) -> Signal:
+    """softplus(rows·x): the mean of a pair, or a constant. W_x and W_δ make the argument, in pairs ±x."""
+    argument = arithmetic.linear(rows, x)
+    fixed = np.all(rows[:, :-1] == 0, axis=1)
+    size = np.where(fixed, np.logaddexp(0, rows[:, -1]), np.log(2) + argument.size / 2)
+    moved = argument.error * 2 + arithmetic.gamma(2 * len(x.size) + WEIGHT + 2 * ELEMENTARY) * argument.reach
+    slope = np.where(fixed, np.where(rows[:, -1] <= OFF, 0.0, 1.0), 0.5)
+    error = slope * moved
+    return Signal(size, error + ELEMENTARY * arithmetic.unit * (size + error) + np.where(size > 0, arithmetic.least, 0))

@@ -17,8 +17,9 @@ from underhood.architectures.stack.cell import Stack
 from underhood.attention.linear import LinearAttention
 from underhood.compiler.envelope import Envelope, positive, power_of_two
 from underhood.compiler.heads import Heads, blocks, norm_bounds
-from underhood.compiler.lowered import Lowered
-from underhood.compiler.targets import LARGE
+from underhood.compiler.rounding import ELEMENTARY, WEIGHT, Arithmetic
+from underhood.compiler.settings import SETTINGS
+from underhood.compiler.targets import Lowered
 from underhood.core.errors import UnderhoodError
 from underhood.layers.convolution import Convolution
 from underhood.layers.linear import Block, Linear, SparseMatrix
@@ -33,7 +34,7 @@ def would_be_large(source: LinearAttention) -> bool:
         return False
     keys = source.heads * source.d_key
     reads = 2 * source.d + 2 * keys + source.d_out  # W_in, W_x and W_δ, W_out
-    return COPIES * keys * min(source.d, source.d_out) * reads > LARGE
+    return COPIES * keys * min(source.d, source.d_out) * reads > SETTINGS.large
 
 
 def to_sparse_mamba(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
@@ -44,13 +45,17 @@ def to_sparse_mamba(source: LinearAttention, envelope: Envelope, order: int) -> 
         )
     heads = blocks(source, envelope)
     count, d_key, d_value, inputs = heads.sizes
-    model = _stack(_layer(heads), heads)
-    rounding, projected = envelope.worst, envelope.dot(inputs)
+    arithmetic = Arithmetic(envelope)
+    made = (2 * ELEMENTARY + WEIGHT) * arithmetic.unit  # SiLU, softplus, and their products
+    projected = float(arithmetic.gamma(2 * inputs + WEIGHT)) + made
     # Sums over time and over copies add what pairs of Δ have, which is up to K whatever k is.
-    summed = envelope.dot(2 * inputs) + rounding.summing + 4 * rounding.step + envelope.dot(COPIES + d_key)
-    activated = projected + rounding.step
-    bounds, errors = norm_bounds(heads, activated, PAIR * summed, activated, envelope.dot(count * d_value))
-    return Lowered.within(model, errors, bounds)
+    summed = 2 * projected + float(arithmetic.summing(1.0)) + made + arithmetic.gamma(COPIES * d_key + WEIGHT)
+    of_value, of_key = (float(np.expm1(part + arithmetic.cast)) for part in (1.2 * projected, PAIR * summed))
+    rest = float(np.expm1(arithmetic.gamma(count * d_value + WEIGHT)))
+    bounds, errors = norm_bounds(heads, of_value, of_key, of_value, rest)
+    most = positive(heads.value_bounds) * (heads.steps * positive(heads.query_bounds.sum(axis=1)))[:, None]
+    underflow = 64 * inputs * STEP_BOUND * arithmetic.least * (np.abs(heads.out) @ (most + most.max() + 1).ravel())
+    return Lowered(_stack(_layer(heads), heads), errors + heads.left_out + underflow, bounds)
 
 
 def _keeps_all(source: LinearAttention) -> bool:

@@ -13,12 +13,12 @@ import numpy as np
 from underhood.algebra.subspaces import row_space
 from underhood.architectures.mlstm.cell import EPS as DENOMINATOR_EPS
 from underhood.architectures.mlstm.cell import MLSTM
+from underhood.compiler.decays import logit
 from underhood.compiler.envelope import Envelope, positive, power_of_two
-from underhood.compiler.heads import Heads
+from underhood.compiler.heads import Heads, Made
 from underhood.compiler.memory import (
     ONE,
     centred,
-    gate_bias,
     gates_of,
     linear_size,
     norm_size,
@@ -34,7 +34,7 @@ from underhood.layers.projection import Headwise, Projection
 EPS = 1e-5  # the public module's
 
 
-def to_mlstm(heads: Heads, width: int, envelope: Envelope) -> tuple[MLSTM, float]:
+def to_mlstm(heads: Heads, width: int, envelope: Envelope) -> Made:
     """x̃, or what the heads read of it, is the inner signal; one block of all of it makes q, k and v."""
     heads, carried = _padded(centred(heads))
     count, head_dim, _, inputs = heads.sizes
@@ -45,7 +45,7 @@ def to_mlstm(heads: Heads, width: int, envelope: Envelope) -> tuple[MLSTM, float
     in_value = scale_to(size, heads.read_bounds * score[:, None])
 
     def block(signal: np.ndarray, scale: np.ndarray | float) -> Headwise:
-        return Headwise((rows_of(signal, scale, inputs) @ np.linalg.pinv(carried))[None])
+        return Headwise((rows_of(signal, scale, inputs) @ carried.T)[None])
 
     no_weights = np.zeros((count, 3 * inner))
     layer = MLSTM(
@@ -55,18 +55,31 @@ def to_mlstm(heads: Heads, width: int, envelope: Envelope) -> tuple[MLSTM, float
         k_proj=block(heads.keys, 2 / small),
         v_proj=block(heads.values, in_value / small),
         igate=Projection(no_weights, np.zeros(count)),
-        fgate=Projection(no_weights, gate_bias(heads.decay)),
+        fgate=Projection(no_weights, logit(heads.decay)),
         outnorm=Norm(np.ones(inner), eps=EPS, centred=True),
         learnable_skip=np.zeros(inner),
         proj_down=Projection(out_of(heads, score * in_value * ONE / np.sqrt(EPS), width)),
     )
-    return layer, linear_size(envelope) + 0.5 * size**2 / EPS
+    # q, k and v are made of what is carried: what its basis leaves out, and how much larger its signals are.
+    lost, mixing = 0.0, 1.0
+    for signal in (heads.values, heads.keys, heads.queries):
+        rows = signal.reshape(-1, inputs)
+        bounds = positive(np.abs(rows) @ heads.input_bounds)
+        mixed = np.abs(rows @ carried.T) @ np.abs(carried)
+        rest = np.abs(rows - rows @ carried.T @ carried) + inputs * 2.0**-52 * mixed
+        rest[np.abs(rows) @ heads.input_bounds == 0] = 0
+        lost += float(np.max(rest @ heads.input_bounds / bounds))
+        mixing = max(mixing, float(np.max(mixed @ heads.input_bounds / bounds)))
+    if np.count_nonzero(carried) > len(carried):  # a second product of matrices that rounds
+        mixing *= 2
+    left = 2 * mixing * linear_size(envelope) + 0.5 * size**2 / EPS + lost
+    return Made(layer, heads, left, (in_value, small, in_query * small, score * in_value), centred=True, mixing=mixing)
 
 
 def _padded(heads: Heads) -> tuple[Heads, np.ndarray]:
     """As many keys as values in each head, together no fewer than the inner signal, which comes with them."""
     count, d_key, d_value, inputs = heads.sizes
-    rows = np.concatenate([one.reshape(-1, inputs) for one in (heads.values, heads.keys, heads.queries)])
+    rows = np.concatenate([signal.reshape(-1, inputs) for signal in (heads.values, heads.keys, heads.queries)])
     carried = np.eye(inputs) if count * max(d_key, d_value) >= inputs else row_space(rows)
     head_dim = max(d_key, d_value, -(-len(carried) // count))
 

@@ -15,9 +15,10 @@ import dataclasses
 import numpy as np
 
 from underhood.architectures.rwkv7.cell import FASTEST, RWKV7
-from underhood.compiler.envelope import Envelope, power_of_two
-from underhood.compiler.heads import Heads
-from underhood.compiler.memory import CLOSED, centred, norm_size, out_of, register_memory, rows_of, scale_to
+from underhood.compiler.decays import logit
+from underhood.compiler.envelope import Envelope, positive, power_of_two
+from underhood.compiler.heads import Heads, Made
+from underhood.compiler.memory import centred, norm_size, out_of, register_memory, rows_of, scale_to
 from underhood.layers.norm import Norm
 from underhood.layers.projection import LowRank, Projection
 
@@ -25,7 +26,7 @@ EPS = 1e-5  # of the public layer, for each key of a head
 SLOWEST = float(np.exp(FASTEST))
 
 
-def to_rwkv7(heads: Heads, width: int, envelope: Envelope) -> tuple[RWKV7, float]:
+def to_rwkv7(heads: Heads, width: int, envelope: Envelope) -> Made:
     """No token is mixed with the one before. The gate is σ(0) = ½ times 2."""
     if np.any(_is_fast(heads.decay)):
         heads = _with_shifted_keys(_with_keys_apart(heads))
@@ -45,8 +46,8 @@ def to_rwkv7(heads: Heads, width: int, envelope: Envelope) -> tuple[RWKV7, float
         r_proj=Projection(rows_of(heads.queries, 1.0, width)),
         k_proj=Projection(rows_of(heads.keys, 1.0, width)),
         v_proj=Projection(rows_of(heads.values, scale, width)),
-        w_lora=LowRank(np.zeros((1, width)), np.zeros((count * d_key, 1)), for_keys(_logit(share)), "tanh"),
-        a_lora=LowRank(np.zeros((1, width)), np.zeros((count * d_key, 1)), for_keys(_logit(1 - heads.decay))),
+        w_lora=LowRank(np.zeros((1, width)), np.zeros((count * d_key, 1)), for_keys(logit(share)), "tanh"),
+        a_lora=LowRank(np.zeros((1, width)), np.zeros((count * d_key, 1)), for_keys(logit(1 - heads.decay))),
         g_lora=LowRank(np.zeros((1, width)), np.full((count * d_value, 1), 2.0), activation="sigmoid"),
         k_k=for_keys(np.where(fast, 1.0, 0.0)),
         k_a=np.zeros(count * d_key),
@@ -54,25 +55,22 @@ def to_rwkv7(heads: Heads, width: int, envelope: Envelope) -> tuple[RWKV7, float
         g_norm=Norm(np.repeat(np.where(at_once, 0.0, 1.0), d_value), np.zeros(count * d_value), eps, centred=True),
         o_proj=Projection(out_of(heads, np.where(at_once, scale, scale / np.sqrt(eps)), width)),
     )
-    return layer, 0.5 * size**2 / eps
+    # κ is ±1 to a few units, and so is w − a κ² = γ: Σ n γ^{n−1} ≤ 5 times that for γ < 0.5453, and S takes two sums a step.
+    forgetting = 128 * envelope.roundoff if np.any(fast) else 0.0
+    left = 0.5 * size**2 / eps + forgetting
+    return Made(layer, heads, left, (scale, 1.0, 1.0, scale), centred=True)
 
 
 def _is_fast(decay: np.ndarray) -> np.ndarray:
     return (decay > 0) & (decay < SLOWEST)
 
 
-def _logit(share: np.ndarray) -> np.ndarray:
-    """b with σ(b) = share, exactly at 0 and 1."""
-    inner = np.clip(share, 1e-300, 1 - 1e-16)
-    return np.where(share == 0, CLOSED, np.where(share == 1, -CLOSED, np.log(inner) - np.log1p(-inner)))
-
-
 def _with_keys_apart(heads: Heads) -> Heads:
     """A head for each key, with the same values."""
     count, d_key, d_value, inputs = heads.sizes
 
-    def repeated(one: np.ndarray) -> np.ndarray:
-        return np.repeat(one, d_key, axis=0)
+    def repeated(array: np.ndarray) -> np.ndarray:
+        return np.repeat(array, d_key, axis=0)
 
     columns = heads.out.reshape(len(heads.out), count, d_value)
     return dataclasses.replace(
@@ -87,15 +85,19 @@ def _with_keys_apart(heads: Heads) -> Heads:
 
 
 def _with_shifted_keys(heads: Heads) -> Heads:
-    """k + c for the keys of heads that forget fast, and the same heads with the key c, taken away."""
+    """k + c for the keys of heads that forget fast, and the same heads with the key c, taken away.
+
+    Keys are brought to a size of ½ to 1 before, whatever their own, and c is 2: hardly larger than what it shifts.
+    """
     count, _, d_value, _ = heads.sizes
     fast = _is_fast(heads.decay)
-    constant = np.where(fast, 2 * power_of_two(2 * heads.key_bounds[:, 0] + 1), 0.0)[:, None, None] * heads.one
-    columns = heads.out.reshape(len(heads.out), count, d_value)
+    scale = np.where(fast, power_of_two(1 / positive(heads.key_bounds[:, 0])), 1.0)
+    shift = np.where(fast, 2.0, 0.0)[:, None, None] * heads.constant
+    columns = heads.out.reshape(len(heads.out), count, d_value) / scale[None, :, None]
     return dataclasses.replace(
         heads,
         values=np.concatenate([heads.values, heads.values[fast]]),
-        keys=np.concatenate([heads.keys + constant, constant[fast]]),
+        keys=np.concatenate([heads.keys * scale[:, None, None] + shift, shift[fast]]),
         queries=np.concatenate([heads.queries, heads.queries[fast]]),
         decay=np.concatenate([heads.decay, heads.decay[fast]]),
         steps=np.concatenate([heads.steps, heads.steps[fast]]),
