@@ -21,9 +21,7 @@ import optax
 import underhood as uh
 from benchmarks.spoiled import DEFECTS, fitted_to_softmax, rebuilt, spoil
 from benchmarks.worst_input import tensor_of, worst_error
-from underhood.compiler.forms import compact, figure_1
-from underhood.compiler.minimal import minimal
-from underhood.compiler.forms import to_gated_rnn
+from underhood.compiler.forms import compact, figure_1, minimal, to_gated_rnn
 from underhood.decompiler.from_weights.polynomial import instantaneous
 from underhood.decompiler.from_weights.reading import read
 from underhood.layers.linear import dense

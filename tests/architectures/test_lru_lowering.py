@@ -113,9 +113,9 @@ def test_a_probe_finds_the_attention_in_the_sparse_form():
 @pytest.mark.parametrize("to", FORMS)
 def test_large_sources_become_sparse_in_proportion_to_their_weights(to):
     small, large = uh.random_attention(40, seed=0), uh.random_attention(64, heads=2, seed=0)
-    _, way = TARGETS[to].choose(ATTENTION, None)
+    _, way = TARGETS[to].choose(large, None)
     assert not way.is_large(small)
-    model = way(large, Envelope(4.0, 10, np.dtype(np.float64)), 1).model
+    model = way.sparse(large, Envelope(4.0, 10, np.dtype(np.float64)), 1).model
     assert isinstance(model.cells[-1].b_real, uh.SparseMatrix)
     assert model.parameters < 5 * large.parameters + 4 * model.hidden
     assert compile_cost(uh.random_attention(512, heads=8, d_key=64, rank=64, seed=0), to) is None

@@ -98,10 +98,10 @@ def test_what_reads_networks_reads_the_sparse_form(pair):
 
 def test_large_sources_become_sparse_in_proportion_to_their_weights(monkeypatch):
     small, large = attention(20, heads=4), attention(64, heads=2)
-    _, way = TARGETS["mamba"].choose(ATTENTION, None)
+    _, way = TARGETS["mamba"].choose(large, None)
     assert way.is_large(large) and not way.is_large(small)
     assert not way.is_large(attention(256)) and not way.is_large(attention(64, heads=2, decay=[1.0, 0.9]))
-    model = way(large, Envelope(4.0, 10, np.dtype(np.float64)), 1).model
+    model = way.sparse(large, Envelope(4.0, 10, np.dtype(np.float64)), 1).model
     assert isinstance(model.cells[0].in_proj, uh.SparseMatrix)
     assert model.parameters < 5 * large.parameters + 9 * model.hidden
     monkeypatch.setattr("underhood.layers.linear.MOST_DENSE", 2**20)

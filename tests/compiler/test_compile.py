@@ -201,7 +201,7 @@ def test_a_broken_network_is_not_verified(target):
 
 @pytest.mark.parametrize(
     ("target", "layers", "source"),
-    [("lru", 1, "Table 3"), ("lru-in-out", 2, "Table 3"), ("gated-rnn", 2, "Section 2.1")],
+    [("lru", 1, "docs/theory.md"), ("lru-in-out", 2, "Table 3"), ("gated-rnn", 2, "Section 2.1")],
 )
 def test_wrong_layers_are_refused_as_data(target, layers, source):
     with pytest.raises(uh.NotConstructible) as caught:

@@ -1,5 +1,7 @@
 """Attention in matrix memories: at rounding, in as few numbers as promised, in the public modules, and not by luck."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,9 @@ import torch
 import underhood as uh
 from tests.compiler.test_compile import gated_source
 from tests.tolerance import error
-from underhood.compiler import memory, verify
+from underhood.compiler import decays, memory, verify
 from underhood.compiler.envelope import Envelope
+from underhood.compiler.settings import SETTINGS
 from underhood.compiler.targets import ATTENTION, TARGETS
 from underhood.compiler.verify import extended, measure
 from underhood.interop.torch import to_module
@@ -96,10 +99,10 @@ def test_one_layer_is_refused_for_a_gated_rnn():
 def test_constants_are_exact_where_they_have_to_be():
     decay = np.array([0.0, 0.3, 0.999, 1.0])
     with np.errstate(under="ignore"):
-        assert np.array_equal(np.exp(-np.exp(memory.log_rate(decay, 64.0)) * 64)[[0, 3]], [0, 1])
-        np.testing.assert_allclose(np.exp(-np.exp(memory.log_rate(decay, 64.0)) * 64), decay, rtol=1e-14)
+        assert np.array_equal(np.exp(-np.exp(decays.log_rate(decay, 64.0)) * 64)[[0, 3]], [0, 1])
+        np.testing.assert_allclose(np.exp(-np.exp(decays.log_rate(decay, 64.0)) * 64), decay, rtol=1e-14)
         for normalizer in (1.0, 16.0):
-            bias = memory.gate_bias(decay, normalizer)
+            bias = decays.root_logit(decay, normalizer)
             found = np.exp(-np.logaddexp(0, -bias) / normalizer)
             np.testing.assert_allclose(found, decay, rtol=1e-13)
             assert np.array_equal(found[[0, 3]], [0, 1])
@@ -109,7 +112,7 @@ def test_constants_are_exact_where_they_have_to_be():
 def test_products_of_their_own_are_left_where_they_cost_many_weights(name, monkeypatch):
     source = uh.random_attention(8, heads=2, d_key=4, seed=0)
     apart = lowered(name, source).model
-    monkeypatch.setattr(memory, "MOST_ROWS", 0)
+    monkeypatch.setattr(memory, "SETTINGS", dataclasses.replace(SETTINGS, most_rows=0))
     asked = []
     monkeypatch.setattr(memory, "singles", lambda *_: asked.append(1))
     together = lowered(name, source)
@@ -123,5 +126,5 @@ def test_probes_are_as_short_as_the_memory_of_the_source_asks_for(monkeypatch):
     model = lowered("gla", source).model
     assert model.hidden == 15 < 5 * 5
     assert measure(source, model, FLOAT64).steps == FLOAT64.horizon
-    monkeypatch.setattr(verify, "MOST_STATES", 100)
+    monkeypatch.setattr(verify, "SETTINGS", dataclasses.replace(SETTINGS, most_states=100))
     assert measure(source, model, FLOAT64).steps == 1 + 100 // 25

@@ -1,15 +1,15 @@
 """A target is one registration: what follows from it, and what is refused."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import underhood as uh
-from tests.compiler.test_compile import gated_source
+from tests.compiler.test_compile import CANCELLING, gated_source
 from underhood.compiler import forms
-from underhood.compiler.envelope import Envelope
-from underhood.compiler.lowered import Lowered
+from underhood.compiler.settings import SETTINGS
 from underhood.compiler.targets import ATTENTION, GATED, LINEARISED, TARGETS, register_target, source_kind
-from underhood.compiler.ways import either, through_form
 from underhood.core.errors import NotConstructible, UnderhoodError
 from underhood.core.memory import NotEnoughMemory
 from underhood.core.registry import Registry
@@ -48,22 +48,37 @@ def test_the_kind_of_a_source():
         source_kind("attention")
 
 
-def test_the_second_way_is_taken_only_where_it_is_asked_for():
+def test_the_second_form_is_taken_only_where_the_first_comes_near_its_limits(monkeypatch):
     asked = []
-    first = through_form(lambda form, *_: Lowered("first", 0.0, np.zeros(1)))
-    way = either(first, lambda *_: asked.append("second") or Lowered("second", 0.0, np.zeros(1)))
-    lowered = way(uh.random_attention(2), Envelope(4.0, 10, np.dtype(np.float64)), 1)
-    assert lowered.model == "first" and not asked
-    assert lowered.otherwise().model == "second" and asked == ["second"]
+    way = TARGETS["lstm"].ways[ATTENTION, 1]
+    second = dataclasses.replace(way, second=lambda source: asked.append("second") or way.second(source))
+    monkeypatch.setitem(TARGETS["lstm"].ways, (ATTENTION, 1), second)
+    uh.compile(uh.random_attention(2, seed=0), to="lstm", horizon=10, tolerance=1e-2)
+    assert not asked
+    uh.compile(uh.random_attention(**CANCELLING[0]), to="lstm", horizon=10)
+    assert asked == ["second"]
 
 
-def test_a_second_way_that_is_too_large_leaves_the_first(monkeypatch):
+def test_a_second_form_that_is_too_large_leaves_the_first(monkeypatch):
     source = uh.random_attention(3, seed=0)
-    # The tolerance is just met: so near to it, a second way is tried where there is one.
+    # The tolerance is just met: so near to it, a second form is tried where there is one.
     tolerance = 1.1 * uh.compile(source, to="lstm", horizon=10, tolerance=1e-2).max_rel_error
     better = uh.compile(source, to="lstm", horizon=10, tolerance=tolerance)
-    monkeypatch.setattr(forms, "MOST_BYTES", 10)
+    monkeypatch.setattr(forms, "SETTINGS", dataclasses.replace(SETTINGS, most_bytes=10))
     first = uh.compile(source, to="lstm", horizon=10, tolerance=tolerance)
     assert first.verified and first.max_rel_error > better.max_rel_error
     with pytest.raises(NotEnoughMemory, match="18 products of coordinates"):
         forms.coordinates(source)
+
+
+def test_layers_beyond_those_that_are_built_are_refused_with_the_fewest():
+    with pytest.raises(NotConstructible, match="no construction with 3 layers") as caught:
+        uh.compile(uh.random_attention(2), to="lstm", layers=3)
+    assert caught.value.needs == 1 and "1 or 2 layers" in str(caught.value)
+
+
+def test_the_fewest_layers_are_the_default():
+    source = uh.random_attention(2, seed=1)
+    assert uh.compile(source, to="gru", horizon=20).layers == 1
+    decayed = uh.LinearAttention(source.w_value, source.w_key, source.w_query, decay=np.array([0.9]))
+    assert uh.compile(decayed, to="gru", horizon=20).layers == 2

@@ -8,9 +8,7 @@ import pytest
 import underhood as uh
 from underhood.algebra.heads import fewest_heads, head_outputs, head_tensor
 from underhood.algebra.quadratic import fold
-from underhood.compiler.forms import figure_1
-from underhood.compiler.minimal import minimal
-from underhood.compiler.forms import to_gated_rnn
+from underhood.compiler.forms import figure_1, minimal, to_gated_rnn
 from underhood.decompiler.from_weights import certificate as certify
 from underhood.decompiler.from_weights import row_gap
 from underhood.decompiler.from_weights.merge import Terms, find_twins

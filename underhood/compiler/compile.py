@@ -115,13 +115,15 @@ class _Attempt(NamedTuple):
 
 def _attempt(request: _Request, form: Any) -> _Attempt:
     """Form → lower → cast → measure."""
-    lowered = _lower(request, form, request.envelope)
-    if not lowered.relative_bound <= request.most:
-        raise _too_far(request, form, lowered)
     try:
+        lowered = _lower(request, form, request.envelope)
         model = as_dtype(lowered.model, request.envelope.dtype)
     except NotFinite:
         raise _overflows(request) from None
+    if np.isnan(lowered.relative_bound):
+        raise _overflows(request)
+    if not lowered.relative_bound <= request.most:
+        raise _too_far(request, form, lowered)
     measured = measure(request.source, model, request.envelope)
     if not np.isfinite(measured.max_abs_error):
         raise _overflows(request)

@@ -26,6 +26,7 @@ from underhood.core.errors import UnderhoodError
 from underhood.core.memory import NotEnoughMemory
 
 EPS = float(np.finfo(np.float64).eps) / 2
+MOST_EXTENDED = 96  # inputs up to which products of matrices in extended precision take less than 0.1 s
 MOST_ENTRIES = 2**22  # of a tensor that is compared at once
 
 
@@ -207,15 +208,17 @@ def deviation(form: KeyValueForm, attention: LinearAttention, envelope: Envelope
 def factor_deviation(
     factors: Factors, w_value: np.ndarray, w_key: np.ndarray, w_query: np.ndarray
 ) -> Float[np.ndarray, " d_o"]:
-    """Σ |ΔW_V| |M̂| + |W_V| |ΔM|, M = W_KᵀW_Q; the differences are taken in float64, whose rounding is added."""
-    outs, rows, columns, asked = factors
-    far = 4 + len(rows) + len(columns) + len(w_key)
-    rounding = far * EPS / (1 - far * EPS)
+    """Σ |ΔW_V| |M̂| + |W_V| |ΔM|, M = W_KᵀW_Q, in extended precision while that is quick; its rounding is added."""
+    dtype = np.longdouble if w_value.shape[1] <= MOST_EXTENDED else np.float64
+    outs, rows, columns, asked = (matrix.astype(dtype) for matrix in factors)
+    w_value, w_key, w_query = (matrix.astype(dtype) for matrix in (w_value, w_key, w_query))
+    rounding = (4 + len(rows) + len(columns) + len(w_key)) * float(np.finfo(dtype).eps)
     values, products = np.abs(outs) @ np.abs(rows), np.abs(columns).T @ np.abs(asked)
     of_values = np.abs(w_value - outs @ rows) + rounding * (values + np.abs(w_value))
     asked_for = np.abs(w_key).T @ np.abs(w_query)
     of_products = np.abs(w_key.T @ w_query - columns.T @ asked) + rounding * (products + asked_for)
-    return of_values.sum(axis=1) * products.sum() + np.abs(w_value).sum(axis=1) * of_products.sum()
+    total = of_values.sum(axis=1) * products.sum() + np.abs(w_value).sum(axis=1) * of_products.sum()
+    return total.astype(np.float64) * (1 + EPS)
 
 
 def _tensor_deviation(

@@ -117,7 +117,8 @@ class Heads:
         apart, adding = self._apart(made, envelope), self._adding(envelope)
         errors = apart * self.output_bounds + (1 + apart) * adding * self.joint_bounds
         if made.centred:  # the mean is 0 but for errors of all values, and goes into each
-            mean = dataclasses.replace(self, out=np.kron(np.eye(count), np.full((1, d_value), 1 / d_value)))
+            share = np.kron(np.eye(count), np.full((1, d_value), 1 / d_value))
+            mean = dataclasses.replace(self, out=share, left_out=0.0)
             subtracting = Arithmetic(envelope).gamma(d_value + CONSTANTS)
             wrong = apart * mean.output_bounds + (1 + apart) * (adding + subtracting) * mean.joint_bounds
             errors = errors + np.abs(self.out).reshape(-1, count, d_value).sum(axis=2) @ wrong
@@ -230,8 +231,9 @@ def singles(source: LinearAttention, envelope: Envelope) -> Heads | None:
         form = smallest_head(w_value, w_key.T @ w_query, decay)
         products = _products(form)
         values, keys, queries, out, _ = products
-        # Rows of keys are added up in float64, as many as there are values.
-        added = EPS * (2 + form.memory) * np.abs(form.keys).sum(axis=1).max(initial=0.0) * (1 + len(form.values))
+        # Rows of keys that read more than one memory are added up in float64.
+        added = EPS * (np.count_nonzero(form.reads, axis=1) - 1)
+        added = added * (np.abs(form.reads) @ (np.abs(form.keys) + np.abs(form.values)).sum(axis=1))
         each = np.abs(values).sum(axis=1) * np.abs(queries).sum(axis=1) * added
         factors = form.factors[0] if form.factors else None
         deviation = factor_deviation(factors, w_value, w_key, w_query) if factors else 0.0

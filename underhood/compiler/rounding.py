@@ -30,18 +30,18 @@ Array = np.ndarray
 class Signal(NamedTuple):
     """|meant| ≤ size, |computed − meant| ≤ error."""
 
-    size: Float[Array, " n"]
-    error: Float[Array, " n"]
+    size: Float[Array, "*n"]
+    error: Float[Array, "*n"]
 
     @property
-    def reach(self) -> Float[Array, " n"]:
+    def reach(self) -> Float[Array, "*n"]:
         """|computed|."""
         return self.size + self.error
 
     def __getitem__(self, which: Any) -> Signal:
         return Signal(self.size[which], self.error[which])
 
-    def known(self, size: Float[Array, " n"]) -> Signal:
+    def known(self, size: Float[Array, "*n"]) -> Signal:
         """The same signal where a better bound on its size is known."""
         return Signal(np.minimum(self.size, size), self.error)
 
@@ -137,11 +137,11 @@ class Arithmetic:
         error = inputs.error * steps * (1 + relative) + inputs.size * steps * relative
         return Signal(inputs.size * steps, error + 2 * self.least * steps)
 
-    def decaying(self, lambda_: Any) -> Array:
+    def decaying(self, lambda_: Any) -> Any:
         """The part of `summing` that comes of λ itself."""
         return self.summing(lambda_) - self.summing(lambda_, alike=True)
 
-    def summing(self, lambda_: Any, alike: bool = False) -> Array:
+    def summing(self, lambda_: Any, alike: bool = False) -> Any:
         """Error of Σ λ^s p_{t-s}, over P Σ λ^s.
 
         λ = 1: each step rounds a sum of up to s P, u Σ s P = u T(T + 1)/2 P. Else a product and a sum, of up to S P each,
@@ -157,7 +157,7 @@ class Arithmetic:
         inner = (1 + each * grown) * (1 + share * mean * grown) - 1 + (grown - 1)
         return np.where(lambda_ == 1, perfect, np.where(lambda_ == 0, self.unit, inner))
 
-    def _decay(self, lambda_: Array) -> Array:
+    def _decay(self, lambda_: Any) -> Any:
         """ρ of λ̂ = λ (1 ± ρ), computed as exp(−e^A), σ(b), σ(b)^{1/16}, exp(−e^A Δ), or a power of them in a chunk.
 
         With a = −log λ: weights of size |A| ≤ |log a| + 5 and |b| round by u of themselves, and so the exponent by

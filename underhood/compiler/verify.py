@@ -12,12 +12,9 @@ from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.attention.linear import LinearAttention
 from underhood.compiler.envelope import Envelope
 from underhood.compiler.forms import heads_of
+from underhood.compiler.settings import SETTINGS
 from underhood.compiler.targets import ATTENTION, GATED, Source, source_kind
 from underhood.layers.linear import dense
-
-# Steps, and numbers remembered times steps, of a probe: beyond, the bound speaks alone, and `measured_steps` says so.
-LONGEST_PROBE, MOST_STATES = 20_000, 20_000_000
-FEW_INPUTS = 64  # up to which corners are searched one flip at a time, from several starts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +30,8 @@ class Measured:
 def measure(source: Source, model: Any, envelope: Envelope, seed: int = 0) -> Measured:
     """Run both on every probe, the source in extended precision: in float64 it would round as the network does."""
     worst, relative, count = 0.0, 0.0, 0
-    length = min(envelope.horizon, LONGEST_PROBE, 1 + MOST_STATES // max(1, model.hidden, _states(source)))
+    remembered = max(1, model.hidden, _states(source))
+    length = min(envelope.horizon, SETTINGS.longest_probe, 1 + SETTINGS.most_states // remembered)
     for sequences in probes(source, envelope, length, seed):
         expected = [extended(source, xs) for xs in sequences]
         errors = [np.max(np.abs(np.asarray(model(xs)) - ys)) for xs, ys in zip(sequences, expected, strict=True)]
@@ -108,9 +106,9 @@ def _furthest_corners(source: Source, envelope: Envelope, random: np.random.Gene
 
     One flip at a time; among many inputs, the flips that gain most all at once, in halves until they gain together.
     """
-    few = source.d <= FEW_INPUTS
+    few = source.d <= SETTINGS.few_inputs
     starts = envelope.input_bound * random.choice([-1.0, 1.0], (8 if few else 2, source.d))
-    found = []
+    reached = []
     for corner in starts:
         size = _size_for_constant(source, corner[None], envelope)[0]
         while True:
@@ -124,12 +122,12 @@ def _furthest_corners(source: Source, envelope: Envelope, random: np.random.Gene
             while most > 1:
                 together = corner.copy()
                 together[order[:most]] *= -1
-                reached = _size_for_constant(source, together[None], envelope)[0]
-                best, most = max(best, (reached, together), key=lambda pair: pair[0]), most // 2
+                size_together = _size_for_constant(source, together[None], envelope)[0]
+                best, most = max(best, (size_together, together), key=lambda pair: pair[0]), most // 2
             size, corner = best
-        found.append((float(size), corner))
-    found.sort(key=lambda pair: -pair[0])
-    return [corner for _, corner in found[:2]]
+        reached.append((float(size), corner))
+    reached.sort(key=lambda pair: -pair[0])
+    return [corner for _, corner in reached[:2]]
 
 
 def _size_for_constant(source: Source, xs: Float[np.ndarray, "b d"], envelope: Envelope) -> Float[np.ndarray, " b"]:

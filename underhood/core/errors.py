@@ -95,9 +95,12 @@ class NotConstructible(UnderhoodError):
         if needs is None:
             super().__init__(f"{target} holds this in no number of layers: {reason} ({source})")
             return
+        many = f"{needs} layer{'s' * (needs > 1)}"
+        asked = f"{layers} layer{'s' * (layers != 1)}"
+        rule = f"{target} needs {many} here" if layers < needs else f"{target} has no construction with {asked} here"
         super().__init__(
-            f"{target} needs {needs} layer{'s' * (needs > 1)} here: {reason} ({source})",
-            f"{layers} layer{'s' * (layers != 1)}",
+            f"{rule}: {reason} ({source})",
+            asked,
             f"Use `layers={needs}`, or leave it out.",
         )
 

@@ -139,7 +139,7 @@ def _attention_error(arithmetic: Arithmetic, scheme: Linearisation, scale: float
     """
     envelope = arithmetic.envelope
     steps, rest, lag = float(envelope.horizon), GATE[envelope.dtype], LAG[envelope.dtype]
-    limit, gain = scheme.leaking(rest, steps).truncation, _gain(scheme, rest)
+    limit, gain = scheme.leaking(rest, steps / 2).truncation, _gain(scheme, rest)
     keeping, grown = _keeping(arithmetic), scheme.amplification
     adding = float(arithmetic.gamma(terms + WEIGHT))
     states = limit + grown * (_opening(arithmetic, d + 1) + keeping + float(arithmetic.gamma(scheme.copies + WEIGHT)))
@@ -232,7 +232,7 @@ def _gated_error(whole: GatedProducts, arithmetic: Arithmetic, scheme: Linearisa
     envelope, lambda_ = arithmetic.envelope, whole.lambda_
     rest, lag, unit = GATE[envelope.dtype], LAG[envelope.dtype], arithmetic.unit
     horizon, steps = float(envelope.horizon), envelope.steps(lambda_)
-    limit, grown = scheme.leaking(rest, horizon).truncation, scheme.amplification
+    limit, grown = scheme.leaking(rest, horizon / 2).truncation, scheme.amplification
     part = limit + grown * _opening(arithmetic, whole.d + 1) + 3 * arithmetic.cast
     part += float(arithmetic.gamma(whole.d + WEIGHT))
     between = (lambda_ > 0) & (lambda_ < 1)
