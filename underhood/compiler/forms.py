@@ -221,9 +221,7 @@ def factor_deviation(
     return total.astype(np.float64) * (1 + EPS)
 
 
-def _tensor_deviation(
-    form: KeyValueForm, attention: LinearAttention, envelope: Envelope
-) -> Float[np.ndarray, " d_o"]:
+def _tensor_deviation(form: KeyValueForm, attention: LinearAttention, envelope: Envelope) -> Float[np.ndarray, " d_o"]:
     """For forms that heads share: Σ |T̂_i − T_i| itself, some columns at a time, for the heads of each decay."""
     heads, total = heads_of(attention), np.zeros(attention.d_out)
     first, second = pair_indices(form.d)

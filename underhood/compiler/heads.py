@@ -153,9 +153,9 @@ class Heads:
         keys, queries = key.sum(axis=1), query.sum(axis=1)
         in_v, in_k, in_q, read = (np.broadcast_to(scale, len(steps)) for scale in made.scales)
         d_key, inputs = key.shape[1], len(self.input_bounds)
-        each = (steps * np.sum(key * query, axis=1) / in_v)[:, None] + value * (
-            steps * (queries / in_k + keys / in_q)
-        )[:, None]
+        each = (steps * np.sum(key * query, axis=1) / in_v)[:, None] + value * (steps * (queries / in_k + keys / in_q))[
+            :, None
+        ]
         each = each + (steps * queries / (in_v * in_k) + steps * d_key / read)[:, None]
         lost = 8 * (inputs + ELEMENTARY) * Arithmetic(envelope).least
         return lost * (np.abs(self.out) @ each.ravel() + 1)

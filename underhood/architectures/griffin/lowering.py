@@ -135,7 +135,9 @@ def _copies(
     read = arithmetic.linear(np.concatenate([values, carried]), x)
     argument = arithmetic.linear(reads, read, np.full(len(gates), largest))
     lost = np.abs(np.concatenate([values, carried])[:, :-1].T @ reads.T - gates[:, :-1].T)  # of a basis that was found
-    argument = Signal(argument.size, argument.error + lost.T @ x.reach[:-1] + 2 * arithmetic.unit * np.abs(gates[:, -1]))
+    argument = Signal(
+        argument.size, argument.error + lost.T @ x.reach[:-1] + 2 * arithmetic.unit * np.abs(gates[:, -1])
+    )
     made = arithmetic.times(arithmetic.sigma(argument), u)
     made = Signal(made.size, made.error + 2 * WEIGHT * arithmetic.unit * made.reach)
     # At the first input σ(β ± …) in place of m σ(± …).

@@ -84,9 +84,7 @@ def _errors(
     weights = whole.readout @ (outputs.combine / small)
     nothing = Signal(np.zeros(count), np.zeros(count))
     leaking = after.leaking(leak, steps)
-    left = combined(
-        arithmetic, whole.outputs, leaking, nothing, 0 * weights, gate_error, value_error, whole.readout
-    )
+    left = combined(arithmetic, whole.outputs, leaking, nothing, 0 * weights, gate_error, value_error, whole.readout)
     return last_step(arithmetic, weights, made, total) + left.error
 
 

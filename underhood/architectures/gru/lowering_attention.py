@@ -148,9 +148,7 @@ def _past(
     query_scale = positive(plan.queries)[row]
     recurrent = form.reads[row] @ states * small[:, None]
     gate = plan.asked[row] * (scheme.nodes[copy] / query_scale)[:, None]
-    where = plan.layer.add(
-        value=np.zeros((len(row), form.d)), recurrent=recurrent, gate=gate, gate_bias=plan.bias
-    )
+    where = plan.layer.add(value=np.zeros((len(row), form.d)), recurrent=recurrent, gate=gate, gate_bias=plan.bias)
     weights = form.readout[:, row] * (scheme.weights[copy] * query_scale / small)
     value_error = np.abs(form.reads) @ wrong.error
     candidates = arithmetic.linear(recurrent, local(memory), (plan.reads + value_error)[row] * small)

@@ -105,9 +105,7 @@ def difference(
     return readout
 
 
-def summed(
-    arithmetic: Arithmetic, gate: Signal, candidate: Signal, bias: float, leak: float
-) -> tuple[Signal, Signal]:
+def summed(arithmetic: Arithmetic, gate: Signal, candidate: Signal, bias: float, leak: float) -> tuple[Signal, Signal]:
     """What a neuron whose gate is nearly shut adds in a step, z tanh(·), and what it has added up by the horizon."""
     made = arithmetic.times(arithmetic.sigma(gate, bias), arithmetic.tanh(candidate))
     total, steps = arithmetic.total(made, 1.0), float(arithmetic.envelope.horizon)

@@ -128,9 +128,7 @@ def _output_error(scheme: Linearisation, rounding: Typical) -> float:
     return rounding.step * scheme.noise
 
 
-def _scale(
-    envelope: Envelope, order: int, error: Callable[[Linearisation, Typical], float]
-) -> Linearisation:
+def _scale(envelope: Envelope, order: int, error: Callable[[Linearisation, Typical], float]) -> Linearisation:
     """The scale that balances truncation with typical rounding."""
     return best_scale(
         lambda scale: centred(order, scale), lambda scheme: scheme.truncation + error(scheme, envelope.typical)

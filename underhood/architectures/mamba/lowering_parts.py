@@ -117,9 +117,7 @@ def stack(layers: tuple[Mamba, ...], rows: np.ndarray, readout: np.ndarray) -> S
     return Stack(Linear(embedding, bias), layers, Linear(padded, np.zeros(len(readout))))
 
 
-def outputs_of(
-    channels: Channels, keys: np.ndarray, queries: np.ndarray, x: Signal, arithmetic: Arithmetic
-) -> Signal:
+def outputs_of(channels: Channels, keys: np.ndarray, queries: np.ndarray, x: Signal, arithmetic: Arithmetic) -> Signal:
     """What `layer_of` computes of x̃, with its errors.
 
     Of a pair of channels, |SiLU(z)| + |SiLU(−z)| = |z|, and softplus(z) + softplus(−z) ≤ |z| + 2 log 2: sizes and errors

@@ -132,8 +132,9 @@ def attention_to_mingru(form: KeyValueForm, envelope: Envelope, order: int) -> L
 def _attention_error(arithmetic: Arithmetic, scheme: Linearisation, scale: float, d: int, terms: int) -> float:
     """Against the largest Σ_s |v_s k_s q_t|, part by part; S grows as s does, so that Σ |Δq_s| |S_s| is up to T of it.
 
-    moving   T + 1 times what a sum of products errs by, T times what S does, T/2 times what Δq does: x and F, which
-             are u-near each other, differ by λ
+    moving   T + 1 times what a sum of products errs by, and T times what a row that reads S rounds. What is wrong with
+             S adds up in steps e_s, and Σ Δq_s e_s = q_T e_T − Σ q_{s-1} Δe_s is twice that. T/2 times what Δq errs by,
+             a difference over λ
     cubic    the same of a mixed difference, which amplifies by 1/ε²
     late     |F − x| ≤ 2 λ r
     """
@@ -142,12 +143,13 @@ def _attention_error(arithmetic: Arithmetic, scheme: Linearisation, scale: float
     limit, gain = scheme.leaking(rest, steps / 2).truncation, _gain(scheme, rest)
     keeping, grown = _keeping(arithmetic), scheme.amplification
     adding = float(arithmetic.gamma(terms + WEIGHT))
-    states = limit + grown * (_opening(arithmetic, d + 1) + keeping + float(arithmetic.gamma(scheme.copies + WEIGHT)))
+    states = limit + grown * (_opening(arithmetic, d + 1) + keeping)
     states += float(arithmetic.gamma(d + WEIGHT)) + 2 * arithmetic.cast
+    row = grown * float(arithmetic.gamma(scheme.copies + WEIGHT))
     # x − F, of 1/λ: rows of it are products of matrices over x and F, and F itself takes a step of rounding.
     difference = (2 * float(arithmetic.gamma(2 * d + WEIGHT)) + (ELEMENTARY + 4) * arithmetic.unit) / lag
     moving = (steps + 1) * (limit + grown * (_opening(arithmetic, 1) + keeping + adding))
-    moving += steps * states + (steps / 2 + 1) * gain * (difference + arithmetic.cast)
+    moving += 2 * states + steps * row + (steps / 2 + 1) * gain * (difference + arithmetic.cast)
     mixed = np.exp(2 * scale) / scale**2
     cubic = scale**2 / 2 + 4 * rest / scale + 16 * steps * rest * np.exp(4 * scale)
     cubic += mixed * (_opening(arithmetic, 1) + keeping + adding + scale * (difference + arithmetic.gamma(d + WEIGHT)))
