@@ -9,7 +9,7 @@ import underhood as uh
 from tests.compiler.diagonal import DECAYS, attention, holds
 from underhood.compiler.compile import compile_cost
 from underhood.compiler.envelope import Envelope
-from underhood.compiler.targets import ATTENTION, TARGETS
+from underhood.compiler.targets import TARGETS
 from underhood.compiler.verify import measure
 from underhood.layers.linear import Block, densified
 

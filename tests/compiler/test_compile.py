@@ -18,7 +18,7 @@ from underhood.cli import main
 from underhood.compiler.compile import TARGETS
 from underhood.compiler.envelope import Envelope
 from underhood.compiler.forms import compact, figure_1, rank_revealed, to_gated_rnn
-from underhood.compiler.targets import ATTENTION, GATED
+from underhood.compiler.targets import GATED
 from underhood.compiler.verify import measure
 from underhood.core.model import as_dtype
 

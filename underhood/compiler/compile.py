@@ -1,5 +1,5 @@
-"""`uh.compile(source, to=…)`: check → form → lower → cast → measure, a second form where the first comes near its limits,
-and verify.
+"""`uh.compile(source, to=…)`: check → form → lower → cast → measure → (a second form, where the first comes near its
+limits) → verify.
 
 Approximation is chosen in one place: the scales of the copies, in the lowering. Everything else is exact.
 """
@@ -26,7 +26,6 @@ from underhood.compiler.verify import Measured, measure
 from underhood.core.arrays import require_finite
 from underhood.core.costs import COSTS, estimate_cost
 from underhood.core.errors import NotFinite, UnderhoodError
-from underhood.core.memory import NotEnoughMemory
 from underhood.core.model import AbstractModel, as_dtype
 
 DTYPES = ("float64", "float32")
@@ -66,8 +65,8 @@ def compile(
 
     **Raises:**
 
-    `uh.NotConstructible` where the target is not built with so many layers, with the reason; `uh.UnderhoodError` for bad
-    settings, and where no network within the tolerance can be promised.
+    `uh.NotConstructible` where the target is not built with so many layers, with the reason; `uh.UnderhoodError` for
+    bad settings, and where no network within the tolerance can be promised.
     """
     target, envelope = TARGETS[to], _check(source, input_bound, horizon, order, dtype)
     if isinstance(source, AbstractAttention):

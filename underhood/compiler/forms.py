@@ -3,9 +3,9 @@
     H_t = decay ⊙ H_{t-1} + (V x_t) ⊙ (K x_t);      y_t = D [(A H_t) ⊙ (B Q x_t)]
 
 `figure_1` writes it as the paper does, `compact` as Section 2.2 does, and `minimal` in the fewest neurons: a head alone
-takes r·s − o(o−1)/2 memories and as many products (`algebra.key_values`). Several heads of one decay may share them: their
-memories span one space of quadratic forms, their queries the joint row space of all W_KᵀW_Q, and never more than (rank
-of outputs) × (queries) products are needed in all.
+takes r·s − o(o−1)/2 memories and as many products (`algebra.key_values`). Several heads of one decay may share them:
+their memories span one space of quadratic forms, their queries the joint row space of all W_KᵀW_Q, and never more than
+(rank of outputs) × (queries) products are needed in all.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Heads:
         summed = int(np.max(np.count_nonzero(self.out, axis=1)))
         parts = 3 * (ELEMENTARY + 2) * arithmetic.unit
         parts += arithmetic.gamma(self.keys.shape[1] + WEIGHT) + arithmetic.gamma(summed + CONSTANTS)
-        # Step by step, or in chunks, whose sums are products of matrices: both ways to run a layer are within the larger.
+        # Step by step, or in chunks, whose sums are products of matrices: either way is within the larger.
         chunks = arithmetic.gamma(min(envelope.horizon, CHUNK) + 2 + envelope.horizon / CHUNK)
         return float(np.expm1(parts + max(np.max(arithmetic.summing(self.decay)), chunks)))
 

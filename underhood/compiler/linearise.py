@@ -85,8 +85,8 @@ class Linearisation:
     def leaking(self, gate: float, steps: float) -> Linearisation:
         """The same where a gate that is nearly shut lets a part δ of a sum leak away at each of `steps` later ones.
 
-        The loss of a term is δe^u (1 − e^{−W}), W ≤ n δe^u after n steps; the odd part of that in u is at most its slope,
-        2n δ² e^{2u}. Of a sum over T steps, n is (T − 1)/2 on average.
+        The loss of a term is δe^u (1 − e^{−W}), W ≤ n δe^u after n steps; the odd part of that in u is at most its
+        slope, 2n δ² e^{2u}. Of a sum over T steps, n is (T − 1)/2 on average.
         """
         odd = float(np.abs(self.nodes) @ np.abs(self.weights)) * gate
         lost = 2.1 * odd * steps * gate * math.exp(2 * self.order * self.scale)

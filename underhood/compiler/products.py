@@ -143,8 +143,8 @@ def combined(
 ) -> Signal:
     """The products, or `out` of them, as `matrix` of the copies; where these are sums over time, of so many steps.
 
-    Three errors: rounding of each copy, which the large weights of `matrix` amplify; what the limit leaves; and what was
-    wrong with the branches already, which all copies share, so that it counts once.
+    Three errors: rounding of each copy, which the large weights of `matrix` amplify; what the limit leaves; and what
+    was wrong with the branches already, which all copies share, so that it counts once.
     """
     sizes = np.where(products.linear, np.abs(products.constants), products.gate_bounds)
     gate_error = np.where(products.linear, 0.0, gate_error)

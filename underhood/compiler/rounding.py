@@ -3,10 +3,11 @@
     fl(a ∘ b) = (a ∘ b)(1 + η) + ζ,   |η| ≤ u, |ζ| ≤ the smallest normal number (which covers underflow to zero)
     fl(Σ_{i≤n} w_i x_i) is off by at most γ_n Σ |w_i x_i|,   γ_n = n u/(1 − n u), in whatever order it is added up
 
-Every function takes errors in, adds its own, and assumes nothing of their signs. Two assumptions are left: elementary
-functions are within `ELEMENTARY` units of what they should be, and equal rows of a product of matrices X Wᵀ, as equal
-numbers in such a function, come out equal (tests/compiler/test_rounding.py looks at both). Where a construction cancels what signals have in
-common, their size is known to be smaller than a sum of absolute values: it is then given.
+Every function takes errors in, adds its own, and assumes nothing of their signs. Three assumptions are left, which
+tests/compiler/test_rounding.py looks at: elementary functions are within `ELEMENTARY` units of what they should be;
+equal rows of a product of matrices X Wᵀ, as equal numbers in such a function, come out equal; and a sum over time is
+a chain of additions, or chunks of 32 (layers/memory.py). Where a construction cancels what signals have in common,
+their size is known to be smaller than a sum of absolute values: it is then given.
 """
 
 from __future__ import annotations
@@ -144,8 +145,8 @@ class Arithmetic:
     def summing(self, lambda_: Any, alike: bool = False) -> Any:
         """Error of Σ λ^s p_{t-s}, over P Σ λ^s.
 
-        λ = 1: each step rounds a sum of up to s P, u Σ s P = u T(T + 1)/2 P. Else a product and a sum, of up to S P each,
-        and |Σ λ̂^s − λ^s| ≤ ρ S min((T − 1)/2, 1/(1 − λ)) for λ̂ = λ(1 ± ρ): the mean of s under weights λ^s.
+        λ = 1: each step rounds a sum of up to s P, u Σ s P = u T(T + 1)/2 P. Else a product and a sum, of up to S P
+        each, and |Σ λ̂^s − λ^s| ≤ ρ S min((T − 1)/2, 1/(1 − λ)) for λ̂ = λ(1 ± ρ): the mean of s under weights λ^s.
         """
         lambda_, horizon = np.asarray(lambda_, np.float64), float(self.envelope.horizon)
         perfect = self.gamma((horizon + 1) / 2)

@@ -75,7 +75,7 @@ def to_gated_rnn(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
 
 
 def to_sparse(source: LinearAttention, envelope: Envelope, order: int) -> Lowered:
-    """Figure 1 without its zeros. A value v_i errs as v_i k_j q_j does, whatever j: the outputs are never written out."""
+    """Figure 1 without its zeros. A value v_i errs as v_i k_j q_j does, whatever j: nothing is written out."""
     arithmetic = Arithmetic(envelope)
     x, bounds, errors = arithmetic.inputs(source.d), 0.0, 0.0
     for w_value, w_key, w_query, decay in heads_of(source):

@@ -10,8 +10,8 @@ import numpy as np
 from underhood.architectures.gla.cell import GLA
 from underhood.architectures.gla.lowering import EPS, NORMALIZER
 from underhood.compiler.averages import Divider, Reading, register_average
-from underhood.compiler.envelope import Envelope, power_of_two
 from underhood.compiler.decays import CLOSED
+from underhood.compiler.envelope import Envelope, power_of_two
 from underhood.compiler.memory import ONE
 from underhood.layers.norm import Norm
 from underhood.layers.projection import LowRank, Projection

@@ -159,8 +159,8 @@ def _kept(lambda_: np.ndarray, envelope: Envelope) -> np.ndarray:
 
 
 def _shared(arithmetic: Arithmetic, lambda_: np.ndarray) -> np.ndarray:
-    """What all copies of a product share, as a part of it: a as it is computed, m = √(1 − a²) against 1/m in the readout,
-    and what Σ_s p_s loses by a = 1 − ℓ/2 in place of 1, at most a part ℓ T/2.
+    """What all copies of a product share, as a part of it: a as it is computed, m = √(1 − a²) against 1/m in the
+    readout, and what Σ_s p_s loses by a = 1 − ℓ/2 in place of 1, at most a part ℓ T/2.
     """
     envelope = arithmetic.envelope
     param = np.where(lambda_ == 0, 0.0, np.abs(decays(lambda_, envelope)[0]))

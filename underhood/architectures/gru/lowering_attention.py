@@ -33,7 +33,6 @@ from underhood.compiler.targets import Lowered
 from underhood.core.errors import NotConstructible
 from underhood.layers.linear import Linear
 
-
 NO_DECAY = "sums behind a gate that is nearly shut do not decay"
 
 
@@ -180,7 +179,7 @@ def _present(plan: _Plan, scheme: Linearisation, order: int) -> _Part:
     scale = key_scale * value_scale * sign * form.reads[row, memory] / small
     weights = form.readout[:, row] * (second[copy] * scale)
     made, total = plan.summed(gate, order * scheme.scale, arithmetic.linear(value, local(plan.x)))
-    # cosh, whose series has smaller terms than the scheme's sinh; what the gate bends, and lets leak away; and x itself.
+    # cosh, whose series has smaller terms than the scheme's sinh; what the gate bends, and leaks; and x itself.
     largest = np.exp(2 * order * scheme.scale) * plan.leak
     bent = 2 * float(np.abs(second).sum()) * plan.leak * largest * np.expm1(order * scheme.scale)
     relative = scheme.truncation + bent + 16 * steps * largest + float(np.expm1(3 * arithmetic.cast))

@@ -37,7 +37,7 @@ NO_PHASE = -1000.0  # θ = exp(−1000) = 0: the real axis
 
 
 def to_lru(form: Form, source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
-    """`out`: the GLU of one layer is the input gating, that of a second the output gating. `in-out`: one layer has both.
+    """`out`: the GLU of one layer is the input gating, that of a second the output gating. `in-out`: one has both.
 
     `in-skip`: the input gating of a second layer is the output gating; the gates that read x rest at ½.
     """

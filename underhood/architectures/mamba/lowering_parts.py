@@ -120,8 +120,8 @@ def stack(layers: tuple[Mamba, ...], rows: np.ndarray, readout: np.ndarray) -> S
 def outputs_of(channels: Channels, keys: np.ndarray, queries: np.ndarray, x: Signal, arithmetic: Arithmetic) -> Signal:
     """What `layer_of` computes of x̃, with its errors.
 
-    Of a pair of channels, |SiLU(z)| + |SiLU(−z)| = |z|, and softplus(z) + softplus(−z) ≤ |z| + 2 log 2: sizes and errors
-    are the means of a pair, because all choices of signs are added up with the same weight.
+    Of a pair of channels, |SiLU(z)| + |SiLU(−z)| = |z|, and softplus(z) + softplus(−z) ≤ |z| + 2 log 2: sizes and
+    errors are the means of a pair, because all choices of signs are added up with the same weight.
     """
     u = _halved(channels.values, x, arithmetic)
     readers = join(_halved(np.eye(len(x.size))[:-1], x, arithmetic), Signal(np.array([ONE]), np.zeros(1)))

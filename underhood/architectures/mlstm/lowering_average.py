@@ -12,8 +12,8 @@ from underhood.architectures.mlstm.cell import EPS as DENOMINATOR_EPS
 from underhood.architectures.mlstm.cell import MLSTM
 from underhood.architectures.mlstm.lowering import EPS
 from underhood.compiler.averages import Divider, Places, Reading, register_average
-from underhood.compiler.envelope import Envelope, power_of_two
 from underhood.compiler.decays import CLOSED
+from underhood.compiler.envelope import Envelope, power_of_two
 from underhood.compiler.memory import ONE, linear_size, norm_size
 from underhood.layers.convolution import Convolution
 from underhood.layers.norm import Norm

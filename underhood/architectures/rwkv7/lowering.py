@@ -55,7 +55,8 @@ def to_rwkv7(heads: Heads, width: int, envelope: Envelope) -> Made:
         g_norm=Norm(np.repeat(np.where(at_once, 0.0, 1.0), d_value), np.zeros(count * d_value), eps, centred=True),
         o_proj=Projection(out_of(heads, np.where(at_once, scale, scale / np.sqrt(eps)), width)),
     )
-    # κ is ±1 to a few units, and so is w − a κ² = γ: Σ n γ^{n−1} ≤ 5 times that for γ < 0.5453, and S takes two sums a step.
+    # κ is ±1 to a few units, and so is w − a κ² = γ: Σ n γ^{n−1} ≤ 5 times that for γ < 0.5453, and S takes two sums
+    # per step.
     forgetting = 128 * envelope.roundoff if np.any(fast) else 0.0
     left = 0.5 * size**2 / eps + forgetting
     return Made(layer, heads, left, (scale, 1.0, 1.0, scale), centred=True)
