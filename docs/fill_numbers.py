@@ -239,6 +239,33 @@ def decays(results: Path) -> str:
     return "\n".join(lines)
 
 
+def transformers_layers(results: Path, *, works: bool) -> str:
+    """Model types of transformers whose layers become cells, and those that don't."""
+    every = json.loads((results / "bench" / "transformers.json").read_text())["rows"]
+    rows = [row for row in every if row["works"] == works]
+    if works:
+        lines = [f"| {row['model_type']} | {row['cell'].removesuffix('-cell')} | {row['error']:.1e} |" for row in rows]
+        return "\n".join(["| model type | cell | error |", "|---|---|---|", *lines])
+    lines = [f"| {row['model_type']} | {row['reason']} |" for row in rows]
+    return "\n".join(["| model type | what differs |", "|---|---|", *lines])
+
+
+def network_memory(results: Path) -> str:
+    """How soon networks of public packages forget another past, and which part of the state carries it."""
+
+    def carried(row: dict[str, Any]) -> str:
+        ranked = sorted(row["parts"].items(), key=lambda item: -item[1])[:3]
+        return ", ".join(f"{part} {share:.0%}" for part, share in ranked)
+
+    def steps(count: int | None) -> str:
+        return "more than 160" if count is None else str(count)
+
+    rows = json.loads((results / "bench" / "network_memory.json").read_text())["rows"]
+    lines = [f"| {row['name']} | {steps(row['tenth'])} | {steps(row['hundredth'])} | {carried(row)} |" for row in rows]
+    head = ["| network | below a tenth | below a hundredth | carried by |", "|---|---|---|---|"]
+    return "\n".join([*head, *lines])
+
+
 TABLES = {
     "paper-against-here": paper_against_here,
     "picture": picture,
@@ -249,6 +276,9 @@ TABLES = {
     "sizes": sizes,
     "exponents": exponents,
     "decays": decays,
+    "transformers": lambda results: transformers_layers(results, works=True),
+    "transformers, others": lambda results: transformers_layers(results, works=False),
+    "network-memory": network_memory,
 }
 
 

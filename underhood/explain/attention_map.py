@@ -243,7 +243,8 @@ def settings_of(model: AbstractModel) -> Iterator[None]:
 
 def _check(model: Any, reduce: str, kind: str | None) -> None:
     if not isinstance(model, AbstractModel):
-        raise UnderhoodError("expected a model of this package", type(model).__name__, "Use uh.from_torch(module).")
+        remedy = "Use uh.from_torch(module) or uh.read(path); of a function, uh.probe(f, d=...).attention has a map."
+        raise UnderhoodError("expected a model of this package", type(model).__name__, remedy)
     if reduce not in get_args(Reduce):
         raise UnderhoodError("expected reduce of norm, sum or none", repr(reduce))
     if kind not in (None, *get_args(Kind)):

@@ -24,7 +24,7 @@ SHOWN = 6  # fields that an error names
 ELSEWHERE = re.compile(
     r"""
     _.* | model_type | architectures | (torch_)?dtype | .*version | auto_map | attribute_map | name_or_path
-    | .*kernels? | .*token.* | .*vocab.* | pad_.* | .*embed.* | tie_.* | logits?_.* | .*logits?_.* | lm_head_.*
+    | .*_kernels | .*token.* | .*vocab.* | pad_.* | .*embed.* | tie_.* | logits?_.* | .*logits?_.* | lm_head_.*
     | unk_.* | .*label.* | .*init.* | rescale_.* | .*dropout.* | .*_prob | use_bfloat16 | residual_in_fp32 | fused_.*
     | .*gradient.* | .*loss.* | use_cache | output_.* | return_.* | torchscript | pruned_heads | problem_type
     | task_specific_params | .*decod.* | finetuning_task | is_.* | add_cross_attention | chunk_.* | .*chunk_size

@@ -38,7 +38,7 @@ from underhood.layers.linear import Linear
 MODULE = "underhood_torch.py"  # the name of torch_modules.py beside an export
 PICKLED = (".pt", ".pth", ".bin")  # suffixes of what torch.load reads
 SINGLE, DOUBLE = 1e-4, 1e-6  # how far a module may be from its model, over the largest output
-BLACK_BOX = "uh.probe(module, d=...) reads it as a black box."
+BLACK_BOX = "uh.probe(module, d=...) reads it as a black box; uh.from_pretrained(folder, layer) a layer of a folder."
 
 
 def to_torch(model: AbstractModel) -> Any:
