@@ -167,3 +167,32 @@ def test_the_policy_is_there():
     text = (ROOT / "SECURITY.md").read_text()
     assert "private" in text and "advisor" in text
     assert "probe" in text and "pickle" in text
+
+
+def test_every_package_that_the_package_needs_is_pinned():
+    """All extras, and what they need in turn, as far as it is installed here."""
+    import importlib.metadata
+
+    from packaging.requirements import Requirement
+
+    from torture.audit import PINS, canonical, pins
+
+    pinned = {canonical(name) for name in pins(PINS.read_text())}
+    extras = ["", *(importlib.metadata.metadata("underhood").get_all("Provides-Extra") or [])]
+    waiting, seen = [("underhood", tuple(extras))], set()
+    while waiting:
+        name, wanted = waiting.pop()
+        for line in importlib.metadata.requires(name) or []:
+            needed = Requirement(line)
+            if needed.marker is not None and not any(needed.marker.evaluate({"extra": extra}) for extra in wanted):
+                continue
+            entry = canonical(needed.name), ("", *sorted(needed.extras))
+            try:
+                importlib.metadata.distribution(entry[0])
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            if entry not in seen:
+                seen.add(entry)
+                waiting.append(entry)
+    assert len(seen) > 50
+    assert {name for name, _ in seen} - pinned - {"underhood", "pip", "setuptools", "wheel"} == set()

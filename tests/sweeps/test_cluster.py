@@ -190,3 +190,40 @@ def _certificate(folder):
     form = serialization.PrivateFormat.PKCS8
     key.write_bytes(private.private_bytes(pem, form, serialization.NoEncryption()))
     return cert, cert, key
+
+
+def fails(job, folder=None):
+    raise OSError(28, "No space left on device", "/somewhere")
+
+
+def test_an_error_of_a_job_is_the_job_s(cluster, tmp_path, monkeypatch):
+    """It read "the scheduler is gone", and the job was handed out again and again."""
+    cluster.start_worker()
+    warned = []
+    monkeypatch.setattr("underhood.sweeps.cluster.run_job", fails)
+    records = run_sweep(sweep({"hidden": [3, 4], "steps": 5}), tmp_path, scheduler=cluster.address, warn=warned.append)
+    assert [each["status"] for each in records] == ["failed", "failed"]
+    assert all("No space left on device" in each["reason"] and each["retry"] for each in records)
+    assert not any("is gone" in text for text in warned)
+
+
+def test_a_scheduler_without_workers_is_not_waited_for_in_silence(cluster, tmp_path):
+    warned = []
+    with pytest.raises(UnderhoodError, match=r"has no workers\. Start one: dask worker tcp://127"):
+        run_on_cluster([{"id": "a", "runs": []}], cluster.address, print, warn=warned.append, patience=0.5)
+    (text,) = warned
+    assert "has no workers; 1 jobs wait" in text
+
+
+def test_a_scheduler_that_is_gone_is_one_line(tmp_path):
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(sweep({"steps": 5})))
+    code = (
+        "import sys; from underhood.sweeps import cluster, sweep; "
+        "cluster.run_on_cluster.__kwdefaults__['patience'] = 0.0; "
+        f"from underhood.cli import main; sys.exit(main(['sweep', {str(spec)!r}, '--out', {str(tmp_path / 'out')!r}, "
+        "'--scheduler', 'tcp://127.0.0.1:9']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 2, done.stderr  # that it is waited for, and that it did not come

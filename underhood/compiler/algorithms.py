@@ -1,6 +1,6 @@
 """In-context algorithms as networks, weights set by hand: `uh.algorithm_network("delta-rule", to="gated-deltanet")`.
 
-Tokens are (x_1, y_1) … (x_T, y_T), (x, 0), and the network predicts y at x (identify/algorithms.py has the algorithms):
+Tokens are (x_1, y_1) … (x_T, y_T), (x, 0), and the network predicts y at x (explain/algorithms.py has the algorithms):
 
     gradient-step, decayed-gradient-step   attention with keys x, values η y (Eq. 4), in every target of compile
     delta-rule                             Gated DeltaNet, one layer: keys and values are of the token before, by its

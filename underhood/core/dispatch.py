@@ -36,21 +36,23 @@ class Prepared(NamedTuple):
         return self.functions[method](self.leaves, *arguments)
 
 
+# By id(): a model is frozen and has no hash, so that neither an attribute nor a dictionary of models could hold this.
+# An entry goes with its model. It earns its place by what a step costs: 40 µs in place of 230 (benchmarks/layers.py).
 _PREPARED: dict[int, Prepared] = {}
 
 
 def prepared(model: Any) -> Prepared | None:
     """Kept from the first call on; None where a transformation of jax holds the arrays."""
-    name = id(model)
-    found = _PREPARED.get(name)
-    if found is not None and found.model() is model:
-        return found
+    key = id(model)
+    kept = _PREPARED.get(key)
+    if kept is not None and kept.model() is model:
+        return kept
     leaves, structure = jax.tree.flatten(model)
     if not all(isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return None
-    reference = weakref.ref(model, lambda _: _PREPARED.pop(name, None))
-    _PREPARED[name] = Prepared(reference, tuple(leaves), structure, model.d, dtype_of(leaves), {})
-    return _PREPARED[name]
+    reference = weakref.ref(model, lambda _: _PREPARED.pop(key, None))
+    _PREPARED[key] = Prepared(reference, tuple(leaves), structure, model.d, dtype_of(leaves), {})
+    return _PREPARED[key]
 
 
 def call(method: Callable[..., Any], model: Any, *arguments: Any) -> Any:

@@ -24,6 +24,8 @@ from underhood.training.second_order.gauss_newton import State
 from underhood.training.second_order.moments import present_and_past, present_and_past_at_last, whitening_of
 from underhood.training.second_order.problems import Weights, draw_weights
 
+# The Gauss–Newton matrix (gauss_newton.py) stays for what this way cannot do: free λ, training at the width that was
+# asked for, and data averaged over the symmetries of a task.
 # The d from which this is the faster way (d = 6: one second, and half a minute with the matrix), and from which it is
 # taken for narrow networks, too, which the matrix trains at their own width.
 WIDE_FROM, ALWAYS_WIDE_FROM = 5, 7

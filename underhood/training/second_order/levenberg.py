@@ -173,7 +173,7 @@ def _problem(
 
 
 def _smaller(descent: Descent, state: State, prune: bool) -> GatedRNN:
-    """The wide network, or the same function in fewer neurons (identify/reduce.py) where it is as good.
+    """The wide network, or the same function in fewer neurons (decompiler/…/smallest.py) where it is as good.
 
     One that is still wider than asked for loses its weakest neurons, and with them what it has learned.
     """

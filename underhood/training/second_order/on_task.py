@@ -36,7 +36,7 @@ def require_second_order(task: AbstractTask) -> SecondOrder:
     numbers = (chosen.sequences + chosen.tests) * task.steps * (task.d + task.d_out)
     what = f"{chosen.sequences} sequences of {task.steps} steps with {task.d} inputs and {task.d_out} outputs"
     require_memory(2 * 8 * numbers, what)  # as they are drawn, and as they are worked on
-    # Products of two inputs, or of an input and 1, of the past and of the present (fit/moments.py).
+    # Products of two inputs, or of an input and 1, of the past and of the present (second_order/moments.py).
     rows, products = min(chosen.sequences, 64) * (1 if task.last_only else task.steps), (task.d + 1) * (task.d + 2)
     require_memory(8 * products * max(rows, products), f"{products} products of {task.d} inputs")
     return chosen

@@ -46,8 +46,9 @@ class SecondOrder:
 class AbstractTask(eqx.Module):
     """Draws fresh sequences; `last_only` tasks read the output at the last step, the others at every step.
 
-    A batch is a function of its key alone: step s of a run with seed k draws from `batch_key(k, s)`, so that a
-    run that is stopped and resumed sees the sequences it would have seen, and each of them once.
+    A batch is a function of its key alone: step s of a run with seed k draws from
+    `fold_in(stream_key(k, TRAINING), s)`, so that a run that is stopped and resumed sees the sequences it would have
+    seen, and each of them once.
     """
 
     name: ClassVar[str]
@@ -97,7 +98,7 @@ class AbstractTask(eqx.Module):
         return None
 
     def symmetry(self) -> Signs | None:
-        """Sign changes for the second-order solver to average over (fit/symmetry.py)."""
+        """Sign changes for the second-order solver to average over (second_order/symmetry.py)."""
         return None
 
 
