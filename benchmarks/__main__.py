@@ -20,6 +20,7 @@ SUITES = (
     "install",
     "layers",
     "maps",
+    "faithfulness",
     "in_context",
     "zoo",
 )

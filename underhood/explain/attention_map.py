@@ -493,7 +493,7 @@ def _picked(source: _Rows, outputs: np.ndarray, ask: _Ask, where: _Where) -> Att
     cancels = Cancellation.of(aimed, columns.lengths.sum(axis=1))
     complete = Completeness.of(aimed, columns.told)
     kind = source.shares()[1]
-    return AttentionMap(columns.weights, kind, complete, reduce, names, cancels, where.rows, directions, source=of)
+    return AttentionMap(columns.weights, kind, complete, reduce, names, of, None, cancels, where.rows, directions)
 
 
 def _sizes(block: np.ndarray, reduce: Reduce) -> np.ndarray:

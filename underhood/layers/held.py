@@ -31,7 +31,7 @@ _HELD: contextvars.ContextVar[_Held | None] = contextvars.ContextVar("held", def
 
 
 @contextlib.contextmanager
-def holding(products: Products = "halves", present: Float[Array, " t"] | None = None) -> Iterator[None]:
+def holding(products: Products = "halves", present: Array | None = None) -> Iterator[None]:
     """Trace layers as linear in their inputs. No cache knows of it: enter it inside the function that is traced.
 
     `present`: ones, a number for each step; the derivative by it is what the biases of that step add.

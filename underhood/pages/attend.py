@@ -191,12 +191,21 @@ def share_of(completeness: float) -> str:
 def meaning(found: AttentionMap) -> str:
     """What the map's kind and its completeness mean, in two sentences."""
     rests = {
-        "exact": "The map is exact: the layer is a sum over its values, and these are the terms.",
+        "exact": "The map is exact: the layer is a sum over its values, and these are the terms. Gates, queries and "
+        "norms are held at the values that they take on this sequence.",
         "frozen": "The map is frozen: activations, gates and norms are held at the values that they take on this "
         "sequence, and the rest is a sum over the steps.",
         "jacobian": "The map is a Jacobian: the slope of each output towards each input, times that input.",
+        "deletion": "The map is one of deletions: what changes in an output when the input of a step is replaced.",
+        "shapley": "The map has Shapley values: what replacing a step changes, averaged over random orders.",
+        "integrated": "The map has integrated gradients: slopes on the way from the baseline to the sequence.",
     }[found.kind]
     gap = share_of(found.completeness)
+    rests += f" They are {float(found.cancellation):.3g} times as large as the outputs, together."
+    if found.warning is not None:
+        rests += f" Warning: {found.warning}."
+    if found.kind == "deletion" and found.completeness > ROUNDING:
+        return f"{rests} Deletions need not add up, as steps stand in for one another: they miss the outputs by {gap}."
     if found.completeness <= ROUNDING:
         return f"{rests} Its contributions add up to the outputs; what they leave out, {gap} of them, is rounding."
     if found.completeness <= MISLEADING:
