@@ -21,6 +21,7 @@ from underhood.core.atomic import read_bytes, write_atomically
 from underhood.core.errors import UnderhoodError, one_line
 from underhood.core.extras import require
 from underhood.interop.checked import check
+from underhood.interop.onnx_child import Runner
 from underhood.interop.onnx_graphs import to_graphs
 from underhood.layers.linear import densified
 
@@ -62,19 +63,36 @@ def step_path(path: Path) -> Path:
 
 
 def as_callable(path: str | os.PathLike[str]) -> Callable[[np.ndarray], np.ndarray]:
-    """One sequence (t, d) → (t, d_out) through onnxruntime, NumPy in and out.
+    """One sequence (t, d) → (t, d_out) through onnxruntime, NumPy in and out, in a process with limits.
 
     Takes a graph whose one input is (batch, time, d) or (time, d), of ours or of others; its first output counts.
     """
     require("onnxruntime", "onnx", "running an ONNX file")
-    return _callable(_session(read_bytes(path), str(path)), str(path))
+    runner, source = Runner(read_bytes(path), str(path)), str(path)
+    dtype, batched = _sequence_input(runner.inputs, source)
+
+    def run(xs: np.ndarray) -> np.ndarray:
+        ys = runner(np.ascontiguousarray(xs[None] if batched else xs, dtype))
+        return np.asarray(ys[0] if batched else ys, np.float64)
+
+    return run
 
 
 def input_size(path: str | os.PathLike[str]) -> int | None:
     """d, where the graph tells it."""
     require("onnxruntime", "onnx", "running an ONNX file")
-    size = _session(read_bytes(path), str(path)).get_inputs()[0].shape[-1:]
+    inputs = Runner(read_bytes(path), str(path)).inputs
+    size = inputs[0]["shape"][-1:] if inputs else []
     return size[0] if size and isinstance(size[0], int) else None
+
+
+def _sequence_input(inputs: list[dict[str, Any]], source: str) -> tuple[Any, bool]:
+    """The dtype of the one input, and whether it has an axis of batches."""
+    if len(inputs) != 1 or inputs[0]["type"] not in KINDS or len(inputs[0]["shape"]) not in (2, 3):
+        got = ", ".join(f"{one['name']} {one['type']} {one['shape']}" for one in inputs)
+        remedy = "Use the graph of the whole sequence, not the step graph; uh.read(path) reads its LSTM or GRU."
+        raise UnderhoodError(f"expected one float input, (batch, time, d) or (time, d), in {source}", got, remedy)
+    return KINDS[inputs[0]["type"]], len(inputs[0]["shape"]) == 3
 
 
 def _streaming(session: Any) -> Callable[[np.ndarray], np.ndarray]:
@@ -107,20 +125,14 @@ def _session(content: bytes, source: str = "the graph") -> Any:
 
 
 def _callable(session: Any, source: str = "the graph") -> Callable[[np.ndarray], np.ndarray]:
-    given = session.get_inputs()
-    if len(given) != 1 or given[0].type not in KINDS or len(given[0].shape) not in (2, 3):
-        got = ", ".join(f"{one.name} {one.type} {one.shape}" for one in given)
-        remedy = "Use the graph of the whole sequence, not the step graph."
-        raise UnderhoodError(f"expected one float input, (batch, time, d) or (time, d), in {source}", got, remedy)
-    name, dtype, batched = given[0].name, KINDS[given[0].type], len(given[0].shape) == 3
+    """A graph of ours, in this process."""
+    told = [{"name": one.name, "type": one.type, "shape": one.shape} for one in session.get_inputs()]
+    name = told[0]["name"] if told else ""
+    dtype, batched = _sequence_input(told, source)
 
     def run(xs: np.ndarray) -> np.ndarray:
         xs = np.ascontiguousarray(xs, dtype)
-        try:
-            ys = session.run(None, {name: xs[None] if batched else xs})[0]
-        except Exception as error:
-            what = f"{source} failed on a sequence of shape {xs.shape}: {one_line(error)[:160]}"
-            raise UnderhoodError(what) from None
+        ys = session.run(None, {name: xs[None] if batched else xs})[0]
         return np.asarray(ys[0] if batched else ys, np.float64)
 
     return run
