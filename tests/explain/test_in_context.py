@@ -105,6 +105,24 @@ def test_noise_is_in_the_closed_form_of_the_steps():
     assert DeltaRule(0.2).loss(LinearRegression()) is not None
 
 
+@pytest.mark.parametrize(
+    ("rule", "to"),
+    [
+        (GradientStep(0.05), "gated-rnn"),
+        (DecayedGradientStep(0.05, 0.7), "linear-attention"),
+        (KGradientSteps(2, 0.03), "gated-rnn"),
+    ],
+)
+def test_an_algorithm_is_the_network_that_runs_it(rule, to):
+    xs = np.random.default_rng(0).uniform(-1, 1, (7, 4))
+    xs[-1, 2:] = 0
+    network = rule.compiled(to, 2, 2)
+    expected = rule.network(2)(xs)[-1]
+    np.testing.assert_allclose(np.asarray(network(xs))[-1, -2:], expected, rtol=1e-9, atol=1e-12)
+    with pytest.raises(uh.UnderhoodError, match="no algorithm|no construction"):
+        Kaczmarz().compiled(to, 2, 2)
+
+
 def test_the_ladder_is_that_of_the_paper_s_task():
     found = uh.in_context(GradientStep(1 / 14.8).network(3), batched=True)
     best = {rung.name: rung.best_loss for rung in found.ladder}

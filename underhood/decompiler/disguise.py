@@ -37,7 +37,14 @@ Array = np.ndarray
 def disguise(model: Any, *, seed: int = 0) -> Any:
     """A network with other weights, more neurons and the same function.
 
-    `model`: a gated RNN of Eq. 2, or a stack of cells that say how (`disguise_weights`). `seed`: of the change.
+    **Arguments:**
+
+    - `model`: a gated RNN of Eq. 2, or a stack of cells that say how (`disguise_weights`).
+    - `seed`: of the change.
+
+    **Returns:**
+
+    A model of the same class and dtype. Raises `UnderhoodError` where scaled and mixed weights would leave the dtype.
     """
     if seed < 0:
         raise UnderhoodError("expected a seed of 0 or more", seed)

@@ -141,7 +141,17 @@ class Found:
         return self.evidence.pre_readout_after
 
     def in_context(self, d_x: int, d_y: int, observations: int) -> GradientTerms:
-        """Table 2: the gradient step of a network trained on in-context regression with T observations."""
+        """Table 2: the gradient step of a network trained on in-context regression.
+
+        **Arguments:**
+
+        - `d_x`, `d_y`: the sizes of x and y, which the network reads side by side.
+        - `observations`: T, the examples in a sequence.
+
+        **Returns:**
+
+        The coefficients of x_i² y_1 in the first prediction, what else it has, and the best step's coefficient.
+        """
         if self.evidence.polynomial is None:
             raise UnderhoodError("no polynomial to read in context", remedy="Decompile a gated RNN of a smaller d.")
         return gradient_terms(self.evidence.polynomial, d_x, d_y, observations)

@@ -9,7 +9,8 @@ With A = Σ_t x_t x_tᵀ and B = Σ_t y_t x_tᵀ over T observations, and the pr
     decayed-gradient-step    W = η Σ_t γ^{T-t} y_t x_tᵀ
     k-gradient-steps         W_j = W_{j-1} + η (B − W_{j-1} A), k times from W_0 = 0
 
-Each is fitted to predictions, a network's or the right ones. All are linear in y: with ŷ − y = W* (M − I) x, the loss
+Each is a record of its rule, its fit, its loss in closed form and the network that runs it. It is fitted to predictions,
+a network's or the right ones. All are linear in y: with ŷ − y = W* (M − I) x, the loss
 is ½ σ_W² E‖M − I‖², which is exact where M has moments of order four at most (docs/discovery.md).
 """
 
@@ -26,6 +27,8 @@ from jaxtyping import Float
 from scipy.optimize import minimize_scalar
 
 from underhood.algebra.quadratic import Array
+from underhood.compiler.algorithms import algorithm_network
+from underhood.core.model import AbstractModel
 from underhood.training.tasks.linear_regression import LinearRegression
 
 Parameters = dict[str, int | float]
@@ -89,7 +92,12 @@ class Rule(ABC):
 
     @property
     def parameters(self) -> Parameters:
+        """By name."""
         return dataclasses.asdict(self)
+
+    def compiled(self, to: str, d_x: int, d_y: int) -> AbstractModel:
+        """The algorithm with these parameters as a recurrent network, where a construction is known."""
+        return algorithm_network(self.name, to=to, d_x=d_x, d_y=d_y, **self.parameters)
 
     def network(self, d_x: int) -> Callable[[Float[Array, "... steps d"]], Float[Array, "... steps d_y"]]:
         """As a network of (x, y): at each step the prediction at its x from what came before."""

@@ -217,7 +217,8 @@ def _outputs(model: AbstractModel, xs: np.ndarray, last: bool) -> np.ndarray:
 
 
 def _closeness(run: RunSpec, task: AbstractTask, model: AbstractModel) -> float:
-    from underhood.decompiler.from_outputs.closeness import closeness
+    from underhood.decompiler.from_outputs.closeness import closeness, sequences_needed
 
-    xs, _ = draw(task, run.seed, task.probes, stream=HELD_OUT, part=2)
+    count = max(task.probes, sequences_needed(task.d, 1 if task.last_only else task.steps))
+    xs, _ = draw(task, run.seed, count, stream=HELD_OUT, part=2)
     return closeness(model, xs, last=task.last_only)

@@ -18,6 +18,7 @@ from underhood.decompiler.from_outputs.regression import features, least_squares
 from underhood.decompiler.from_outputs.search import SMALL, FactoredAttention
 
 FEWEST, PER_UNKNOWN = 64, 5  # sequences, and steps in the fitted half per number that is fitted
+MOST_NEEDED = 512  # for wide inputs, where a descent of few steps stands in for the regression, and fits less
 
 
 def closeness(function: Any, xs: Float[Array, "b t d"], *, last: bool = False) -> float:
@@ -46,13 +47,18 @@ def own_sequences(given: Any, d: int | None = None) -> Float[Array, "b t d"]:
     return xs
 
 
+def sequences_needed(d: int, steps: int) -> int:
+    """How many sequences, with so many steps that count, tell R² from what a fit to few of them would have."""
+    if d > SMALL:
+        return min(max(FEWEST, 2 * -(-PER_UNKNOWN * 2 * d * d // steps)), MOST_NEEDED)
+    return max(FEWEST, 2 * -(-PER_UNKNOWN * unknowns(d) // steps))
+
+
 def closeness_of(call: Batched, xs: Float[Array, "b t d"], *, last: bool) -> float:
     d, at = xs.shape[-1], slice(-1 if last else 0, None)
-    steps = 1 if last else xs.shape[1]
-    fitted = unknowns(d) if d <= SMALL else 2 * d * d
-    need = max(FEWEST, 2 * -(-PER_UNKNOWN * fitted // steps))
+    need = sequences_needed(d, 1 if last else xs.shape[1])
     if len(xs) < need:
-        rule = f"expected {need} sequences or more of {xs.shape[1]} steps, to fit {fitted} numbers to one half of them"
+        rule = f"expected {need} sequences or more of {xs.shape[1]} steps, to fit an attention to one half of them"
         raise UnderhoodError(rule, len(xs), "Give more sequences, or leave them out.")
     ys, half = call(xs)[:, at], len(xs) // 2
     if d <= SMALL:
