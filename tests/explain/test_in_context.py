@@ -119,7 +119,7 @@ def test_an_algorithm_is_the_network_that_runs_it(rule, to):
     network = rule.compiled(to, 2, 2)
     expected = rule.network(2)(xs)[-1]
     np.testing.assert_allclose(np.asarray(network(xs))[-1, -2:], expected, rtol=1e-9, atol=1e-12)
-    with pytest.raises(uh.UnderhoodError, match="no algorithm|no construction"):
+    with pytest.raises(uh.UnderhoodError, match=r"no algorithm|no construction"):
         Kaczmarz().compiled(to, 2, 2)
 
 

@@ -67,16 +67,16 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
         decides=True,
     ),
     Diagnosis(
-        "memoryless",
-        "a function of the current input alone",
-        "Look at the function itself: nothing here remembers an input.",
-        hypotheses.is_memoryless,
-    ),
-    Diagnosis(
         "linear-recurrence",
         "linear in its inputs: a recurrence or convolution without products",
         "Look at the recurrence itself: nothing here multiplies two inputs.",
         by_regression(regression.linear_recurrence),
+    ),
+    Diagnosis(
+        "memoryless",
+        "a function of the current input alone",
+        "Look at the function itself: nothing here remembers an input.",
+        hypotheses.is_memoryless,
     ),
     Diagnosis(
         "constant-output",
