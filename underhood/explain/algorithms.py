@@ -10,7 +10,8 @@ With A = Σ_t x_t x_tᵀ and B = Σ_t y_t x_tᵀ over T observations, and the pr
     k-gradient-steps         W_j = W_{j-1} + η (B − W_{j-1} A), k times from W_0 = 0
 
 Each is a record of its rule, its fit, its loss in closed form and the network that runs it. It is fitted to
-predictions, a network's or the right ones. All are linear in y: with ŷ − y = W* (M − I) x, the loss is ½ σ_W² E‖M − I‖², which is exact where M has moments of order four at most (docs/discovery.md).
+predictions, a network's or the right ones. All are linear in y: with ŷ − y = W* (M − I) x, the loss is ½ σ_W² E‖M −
+I‖², which is exact where M has moments of order four at most (docs/discovery.md).
 """
 
 from __future__ import annotations
