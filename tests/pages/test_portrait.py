@@ -6,15 +6,15 @@ import pytest
 import underhood as uh
 from underhood.core.errors import UnderhoodError
 from underhood.core.model import ARCHITECTURES
-from underhood.pages.portrait import _lines, portrait
+from underhood.pages.portrait import lines_of, portrait
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_every_weight_of_every_architecture_is_drawn(name, tmp_path):
     model = uh.make_model(name, 2, hidden=3)
-    drawn = sum(np.size(panel.values) for line in _lines(model) for panel in line.panels)
+    drawn = sum(np.size(panel.values) for line in lines_of(model) for panel in line.panels)
     assert drawn == model.parameters
-    assert len(portrait(model).axes) == sum(len(line.panels) for line in _lines(model))
+    assert len(portrait(model).axes) == sum(len(line.panels) for line in lines_of(model))
 
 
 @pytest.mark.parametrize(("suffix", "head"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from underhood.core.display import Displayed, Summary
+
 
 @dataclasses.dataclass(frozen=True)
 class CompileEvidence:
@@ -30,8 +32,8 @@ class CompileEvidence:
     """Number of probe sequences."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Compiled:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Compiled(Displayed):
     """|y_network − y_source| ≤ `error_bound`, for every input within `input_bound` and every step up to the horizon.
 
     Returned by [`compile`][underhood.compile].
@@ -53,6 +55,18 @@ class Compiled:
     exact: bool
     verified: bool
     evidence: CompileEvidence
+
+    def _summary(self) -> Summary:
+        layers = f"{self.layers} layer{'s' * (self.layers > 1)}"
+        scope = f"|x| ≤ {self.evidence.input_bound:g}, t ≤ {self.evidence.horizon}"
+        facts = {
+            "hidden neurons": self.hidden,
+            "parameters": f"{self.parameters:,}",
+            "how": "exact, up to rounding" if self.exact else "in a limit",
+            "error measured": f"{self.max_abs_error:.2g}, {self.max_rel_error:.2g} of the largest output",
+            "error at most": f"{self.error_bound:.2g} for {scope}",
+        }
+        return Summary(f"{self.target}, {layers}, {'verified' if self.verified else 'NOT verified'}", facts)
 
     @property
     def hidden(self) -> int:

@@ -33,6 +33,7 @@ from underhood.core.arrays import (
     precision_of,
     require_finite,
 )
+from underhood.core.display import Displayed, Summary
 from underhood.core.errors import UnderhoodError
 from underhood.core.registry import Registry
 from underhood.core.shapes import check_shapes
@@ -98,7 +99,7 @@ else:
     _Module = eqx.Module
 
 
-class Part(_Module):
+class Part(Displayed, _Module):
     """Weights with a kind: what can be saved, loaded and pickled in the dtype that it has."""
 
     kind: ClassVar[str]
@@ -120,6 +121,10 @@ class Part(_Module):
         check_shapes(self)
         self._check()
 
+    def _summary(self) -> Summary:
+        shapes = {field.name: _shown(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return Summary(type(self).__name__, shapes)
+
     def _check(self) -> None:
         """Refuse, with an `UnderhoodError`, what shapes cannot tell: settings, and sizes that depend on them."""
 
@@ -130,6 +135,17 @@ class Part(_Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             object.__setattr__(self, name, as_weight(value) if isinstance(value, np.ndarray) else value)
+
+
+def _shown(value: Any) -> str | None:
+    """An array by its sizes, a part by its kind, a setting as it is."""
+    if hasattr(value, "shape"):
+        return "×".join(map(str, value.shape)) or "a number"
+    if isinstance(value, Part):
+        return value.title if isinstance(value, AbstractModel) else value.kind
+    if isinstance(value, tuple):
+        return ", ".join(str(_shown(entry)) for entry in value)
+    return None if value is None else str(value)
 
 
 class AbstractModel(Part):
@@ -148,6 +164,13 @@ class AbstractModel(Part):
     """Whether `_scan` marks what a frozen map holds (layers/held.py)."""
     default_map: ClassVar[str] = ""
     """The kind of attention map by default; the first of exact and frozen that it has unless given."""
+
+    def _summary(self) -> Summary:
+        shapes = {field.name: _shown(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        hidden = getattr(self, "hidden", None)  # attention has none
+        neurons = "" if hidden is None else f", {hidden} hidden neurons"
+        sizes = f"{self.d} inputs, {self.d_out} outputs{neurons}, {self.parameters:,} parameters"
+        return Summary(f"{self.title}: {sizes}, {self.dtype}", shapes)
 
     @property
     def title(self) -> str:

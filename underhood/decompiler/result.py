@@ -9,6 +9,7 @@ import numpy as np
 
 from underhood.architectures.gated_rnn.cell import GatedRNN
 from underhood.attention.linear import LinearAttention
+from underhood.core.display import Displayed, Summary
 from underhood.core.errors import UnderhoodError
 from underhood.decompiler.from_weights.certificate import Certificate
 from underhood.decompiler.from_weights.neurons import Neurons
@@ -62,8 +63,8 @@ class Evidence:
     """R² of the best attention for sequences of the user's own, on the second half of them."""
 
 
-@dataclass(frozen=True)
-class Found:
+@dataclass(frozen=True, repr=False)
+class Found(Displayed):
     """Is it attention, and which?
 
     Only the sum of several heads is identifiable, and of keys and queries only W_KᵀW_Q.
@@ -83,6 +84,21 @@ class Found:
     """Where the verdict is no: what it is instead, the likeliest first, each with `what`, `r2` and `remedy`."""
     evidence: Evidence = field(kw_only=True)
     """What the answer rests on."""
+
+    def _summary(self) -> Summary:
+        heads = None if self.heads is None else f"{self.heads} head{'s' * (self.heads > 1)}"
+        bound = self.certificate
+        promised = (
+            None if bound is None else f"{bound.max_abs_error:.2g} for |x| ≤ {bound.input_bound:g}, t ≤ {bound.horizon}"
+        )
+        facts = {
+            "why": self.reason,
+            "R²": f"1 − {1 - self.r2:.2g}" if 0 < 1 - self.r2 < 1e-3 else float(self.r2),
+            "decay": self.decay,
+            "error at most": promised,
+            "instead": ", ".join(str(entry["what"]) for entry in self.diagnosis[:3]) or None,
+        }
+        return Summary(self.verdict if heads is None else f"{self.verdict}, {heads}", facts)
 
     @property
     def is_attention(self) -> bool:

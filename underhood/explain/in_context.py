@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from underhood.algebra.quadratic import Array
 from underhood.algebra.statistics import r_squared_interval
+from underhood.core.display import Summary
 from underhood.core.errors import UnderhoodError
 from underhood.core.foreign import as_function
 from underhood.core.memory import require_memory
@@ -51,8 +52,8 @@ class Rung:
     """What it costs with the best step size, decay and k kept: closed form where there is one."""
 
 
-@dataclass(frozen=True)
-class Algorithm:
+@dataclass(frozen=True, repr=False)
+class Algorithm(Displayed):
     """What the network does in context, and how sure that is."""
 
     name: str
@@ -77,6 +78,14 @@ class Algorithm:
         """The algorithms that explain most beside the one that gave the name, the nearest first."""
         others = [rung for rung in self.ladder if rung.name != self.name]
         return tuple(sorted(others, key=lambda rung: -rung.r2))
+
+    def _summary(self) -> Summary:
+        answer = self.name if self.is_known else f"no known algorithm; nearest: {self.nearest.name}"
+        ladder = ", ".join(f"{rung.name} {rung.r2:.4g}" for rung in self.ladder)
+        facts: dict[str, Any] = {"parameters": str(self.parameters) if self.parameters else None, "R²": float(self.r2)}
+        return Summary(
+            answer, {**facts, "95 % interval": self.r2_interval, "loss": self.training_loss, "R² of each": ladder}
+        )
 
     @property
     def is_known(self) -> bool:

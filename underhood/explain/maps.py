@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import operator
-import struct
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, SupportsIndex
@@ -14,6 +10,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 import numpy as np
 from jaxtyping import Float
 
+from underhood.core.display import Displayed, Summary
 from underhood.core.errors import UnderhoodError
 
 Kind = Literal["exact", "frozen", "jacobian", "deletion", "shapley", "integrated"]
@@ -69,7 +66,7 @@ class Cancellation(float):
 
 
 @dataclass(frozen=True, repr=False)
-class AttentionMap:
+class AttentionMap(Displayed):
     """Which earlier steps each output comes from, and how much of it they explain."""
 
     weights: Float[np.ndarray, "maps t s"]
@@ -115,20 +112,14 @@ class AttentionMap:
             "so that most of them cancel: check this map with uh.faithfulness before you believe it"
         )
 
-    def __repr__(self) -> str:
-        lines = [
-            f"AttentionMap: {self.kind}, {len(self.steps)} rows of {self.length} steps, {len(self.names)} map"
-            f"{'s' * (len(self.names) != 1)} ({self.reduce})",
-            f"  completeness {float(self.completeness):.2g} (unexplained), "
-            f"cancellation {float(self.cancellation):.3g} (Σ|c| over |y|)",
-        ]
-        return "\n".join(lines + ([f"  warning: {self.warning}"] if self.warning else []))
-
-    def _repr_html_(self) -> str:
-        """The first map as a picture, below what `repr` says."""
-        text = html.escape(repr(self)).replace("\n", "<br>")
-        style = "width: 320px; image-rendering: pixelated; border: 1px solid #ccc"
-        return f'<div>{text}<br><img style="{style}" alt="attention map" src="{_picture(self.weights[0])}"></div>'
+    def _summary(self) -> Summary:
+        maps = f"{len(self.names)} map{'s' * (len(self.names) != 1)} ({self.reduce})"
+        facts = {
+            "completeness": f"{float(self.completeness):.2g} of the outputs are unexplained",
+            "cancellation": f"{float(self.cancellation):.3g} (Σ|c| over |y|)",
+            "warning": self.warning,
+        }
+        return Summary(f"AttentionMap: {self.kind}, {len(self.steps)} rows of {self.length} steps, {maps}", facts)
 
     def contributions(self, t: SupportsIndex) -> Float[np.ndarray, "s d_out"]:
         """c[t, s] for s = 0 … t: the vectors that add up to output t; numbers (s, 1) where there is a target.
@@ -195,18 +186,3 @@ def compare_maps(one: AttentionMap, other: AttentionMap) -> MapComparison:
     correlation = float(centred[0] @ centred[1]) / spread if spread else float("nan")
     largest = max(float(np.abs(second).max()), np.finfo(np.float64).tiny)
     return MapComparison(correlation, float(np.abs(first - second).max()) / largest)
-
-
-def _picture(weights: Float[np.ndarray, "t s"]) -> str:
-    """A PNG as a data address, one pixel for each entry: darker is larger, red is negative."""
-    shares = np.asarray(weights, np.float64) / max(float(np.abs(weights).max()), np.finfo(np.float64).tiny)
-    full = np.where(shares[..., None] < 0, np.array([0xB2, 0x18, 0x2B]), np.array([0x21, 0x66, 0xAC]))
-    pixels = np.round(255 + np.abs(shares)[..., None] * (full - 255)).astype(np.uint8)
-    lines = np.concatenate([np.zeros((len(pixels), 1), np.uint8), pixels.reshape(len(pixels), -1)], axis=1)
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
-    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 2, 0, 0, 0)
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(lines.tobytes())), chunk(b"IEND", b"")
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()

@@ -87,6 +87,7 @@ def explorer_html(model: Any, *, against: LinearAttention | None, name: str, xs:
         "lambdas": [None if one is None else one.tolist() for one in lambdas],
         "readout": dense(plain.readout).tolist() if isinstance(plain, GatedRNN | DenseGatedRNN) else None,
         "attention": None if shown is None else weights_of(shown),
+        "attended": "attention" if against is not None or found.is_attention else "nearest attention",
         "xs": xs.tolist(),
         "map": page_data(maps),
     }

@@ -53,14 +53,14 @@ def portrait(model: object, title: str = "") -> Figure:
     """The picture as a matplotlib figure."""
     if not isinstance(model, Part):
         raise UnderhoodError("expected a model of this package", type(model).__name__, "Import it with: uh.from_torch")
-    lines = _lines(model)
+    lines = lines_of(model)
     cells = sum(np.size(panel.values) for line in lines for panel in line.panels)
     if cells > LARGEST_PANEL:
         raise UnderhoodError(f"expected at most {LARGEST_PANEL:,} weights to draw", f"{cells:,}")
     return draw_pipeline(lines, title)
 
 
-def _lines(model: Part) -> list[Line]:
+def lines_of(model: Part) -> list[Line]:
     if isinstance(model, GatedRNN):
         return [Line("", weight_panels(model), WEIGHT_CAPTIONS)]
     parts = {"": model}

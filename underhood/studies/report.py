@@ -193,7 +193,7 @@ def _lines_of(panels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     before = "D"
     for panel in panels:
         name = str(panel.get("name", ""))
-        if before == "D" or (", " in name and ", " not in before):
+        if before == "D" or (", " in name) != (", " in before):  # families of panels have a comma
             lines.append([])
         lines[-1].append(panel)
         before = name

@@ -173,9 +173,8 @@ def draw(entries: list[Entry]) -> Figure:
     right.grid(True, axis="x", color="#e6e6e6", linewidth=0.7)
     right.set_axisbelow(True)
     right.tick_params(labelsize=8)
-    right.set_xlabel(
-        "error / largest output:  ● measured   ┤ promised for every input   ○ in the public class, float32"
-    )
+    public = "   ○ in the public class, float32" if any(entry.public_error is not None for entry in entries) else ""
+    right.set_xlabel(f"error / largest output:  ● measured   ┤ promised for every input{public}")
     right.xaxis.label.set_size(8.5)
     for side in ("top", "right", "left"):
         right.spines[side].set_visible(False)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from underhood.core.arrays import precision_of
+from underhood.core.display import Displayed, Summary
 from underhood.core.errors import UnderhoodError
 from underhood.core.files import model_bytes
 from underhood.core.memory import NotEnoughMemory
@@ -40,8 +41,8 @@ class Diverged(UnderhoodError):
     """A loss that is no number any more."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Run(Displayed):
     """One trained network and how it came about."""
 
     model: Any
@@ -64,6 +65,11 @@ class Run:
     """The trained network on disk, once the run has ended."""
     interrupted: bool = False
     """By Ctrl-C: a checkpoint is there to resume from."""
+
+    def _summary(self) -> Summary:
+        answer = f"{self.model.title}, trained for {self.steps:,} steps" + (", interrupted" if self.interrupted else "")
+        losses = {"held-out loss": self.held_out_loss, "validation loss": self.validation_loss}
+        return Summary(answer, {**losses, "seed": self.seed, "seconds": round(self.seconds, 1), "folder": self.path})
 
     @property
     def seed(self) -> int:

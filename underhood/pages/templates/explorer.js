@@ -2,7 +2,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const network = networkOf(data.program), attention = data.attention ? attentionOf(data.attention) : null;
 let xs = data.xs.map(x => [...x]), at = xs.length, trace = [], attended = [];
-const MANY = 120;
+const MANY = 120, HEADS = 3; // rows that have a name each, and heads that are shown at once
 // A grid of cells in the paper's colours. `rows`: {name, kind, values, scale}; a value of null is not there yet.
 function grid(rows, columns, options) {
   const { tips, heads = [], current = -1, cell = 16, label = "" } = options;
@@ -93,7 +93,7 @@ function drawProducts() {
 }
 
 function drawNumbers() {
-  const head = ["output", "network", ...(attention ? ["attention", "difference"] : [])];
+  const head = ["output", "network", ...(attention ? [data.attended, "difference"] : [])];
   const ours = trace[at - 1].y, theirs = attention ? attended[at - 1].y : null;
   const rows = ours.map((y, i) => make("tr", {}, make("th", { scope: "row", class: "s" + i % 6 }, "y" + (i + 1)),
     make("td", {}, number(y)), ...(theirs ? [make("td", {}, number(theirs[i])), make("td", {}, number(Number((y - theirs[i]).toPrecision(2))))] : [])));
@@ -146,8 +146,10 @@ function drawAttention() {
     const shown = xs.map((_, s) => s < at ? weights[s] : null);
     const looks = grid([{ values: shown, scale: largest(weights) }], xs.length, {
       heads: xs.map((_, t) => String(t)), current: at - 1, cell: 20, label: "Attention paid to each step", tips: (i, s, value) => `key of step ${s} · query of step ${at - 1}: ${number(value)}` });
-    if (now.state.length > 1) box.append(make("h3", {}, `head ${h + 1}`));
-    box.append(make("div", { class: "scroll side" },
+    if (h === HEADS) box.append(make("details", {}, make("summary", {}, `${now.state.length - HEADS} more heads`)));
+    const place = h < HEADS ? box : box.lastElementChild;
+    if (now.state.length > 1) place.append(make("h3", {}, `head ${h + 1}`));
+    place.append(make("div", { class: "scroll side" },
       strip("value", now.values[h], attended.flatMap(made => made.values[h])), strip("key", now.keys[h], attended.flatMap(made => made.keys[h])),
       make("figure", {}, make("figcaption", {}, "Σ value · keyᵀ"), state), strip("query", now.queries[h], attended.flatMap(made => made.queries[h]))),
     make("div", { class: "scroll side" }, make("figure", {}, make("figcaption", {}, "attention paid to each step: its key · this query"), looks)));

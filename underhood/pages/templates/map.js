@@ -12,7 +12,6 @@ const colour = name => {
 };
 const STRIP = 74, TITLE = 18, LARGEST_CELL = 28, CLOSE = 24; // CSS pixels: strip, axis titles, cells of a short and of an enlarged map
 const NAMED = 11, SPACED = 7; // cells at least as large have a name each, and a gap between them
-const FAINTEST = -16; // power of ten at which a bar of the strip begins
 const shortened = text => (text.length > 14 ? text.slice(0, 13) + "…" : text);
 
 function mapView(root, data, { onStep, caption = "" }) {
@@ -97,7 +96,7 @@ function mapView(root, data, { onStep, caption = "" }) {
 
   function paintStrip(style) {
     const { px, left, top, side, cell } = place, begin = left + side + px(12), wide = px(STRIP - 18);
-    const reach = gap => Math.max(0, Math.min(1, 1 - Math.log10(Math.max(gap, 1e-300)) / FAINTEST));
+    const reach = gap => Math.max(0, Math.min(1, gap)); // a share: a full box is all of the output
     context.fillStyle = style("--rule"); context.fillRect(begin, top, 1, side); context.fillRect(begin + wide, top, 1, side);
     for (let t = origin[1]; t < Math.min(length, origin[1] + seen()); t++) {
       const y = (t - origin[1]) * cell, gap = data.gaps[t];
@@ -105,7 +104,7 @@ function mapView(root, data, { onStep, caption = "" }) {
       context.fillRect(begin, top + y, Math.max(1, wide * reach(gap)), Math.max(1, Math.min(cell, side - y) - (cell >= px(SPACED) ? 1 : 0)));
     }
     context.fillStyle = style("--faint"); context.textAlign = "left";
-    context.fillText("10⁻¹⁶", begin - px(6), top + side + px(10));
+    context.fillText("0", begin - px(3), top + side + px(10));
     context.textAlign = "right"; context.fillText("1", begin + wide + 2, top + side + px(10));
     context.textAlign = "center"; context.fillStyle = style("--ink"); context.fillText("unexplained", begin + wide / 2, top - px(8));
   }
