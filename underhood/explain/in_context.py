@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from underhood.algebra.quadratic import Array
 from underhood.algebra.statistics import r_squared_interval
-from underhood.core.display import Summary
+from underhood.core.display import Displayed, Summary
 from underhood.core.errors import UnderhoodError
 from underhood.core.foreign import as_function
 from underhood.core.memory import require_memory
