@@ -165,6 +165,13 @@ def _algorithm(told: dict[str, Any], inputs: str) -> str:
     return f"{nearest}, {r2:.2f}" if name == "none" else f"**{name}**, {r2:.3f}, {seeds} seeds"
 
 
+PREDICTS_NOTHING = 0.5  # the loss of a network that always says 0: above it, a run has diverged
+
+
+def _ended(loss: float | None) -> float | str | None:
+    return "diverged" if loss is not None and loss > PREDICTS_NOTHING else loss
+
+
 def discovery(results: Path) -> str:
     """One line for each architecture; a remark while there is no file."""
     path = results / "laptop" / "discovery.json"
@@ -182,7 +189,7 @@ def discovery(results: Path) -> str:
         "loss, sphere": lambda told: told["regression, sphere, loss"],
         "algorithm ": lambda told: _algorithm(told, "sphere"),
         "compiled weights, off by 1 %": lambda told: told.get(f"{START} before training"),
-        "trained from there": lambda told: told.get(f"{START} after training"),
+        "trained from there": lambda told: _ended(told.get(f"{START} after training")),
         "loss, recall": lambda told: told["recall, loss"],
     }
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]

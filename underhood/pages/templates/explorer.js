@@ -2,7 +2,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const network = networkOf(data.program), attention = data.attention ? attentionOf(data.attention) : null;
 let xs = data.xs.map(x => [...x]), at = xs.length, trace = [], attended = [];
-const MANY = 120, HEADS = 3; // rows that have a name each, and heads that are shown at once
+const MANY = 200, HEADS = 3; // rows that have a name each, and heads that are shown at once
 // A grid of cells in the paper's colours. `rows`: {name, kind, values, scale}; a value of null is not there yet.
 function grid(rows, columns, options) {
   const { tips, heads = [], current = -1, cell = 16, label = "" } = options;
