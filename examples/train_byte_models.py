@@ -16,17 +16,9 @@ import numpy as np
 import optax
 import safetensors.numpy
 
-from underhood.language.byte_models import LENGTH, MODELS, PHASES, batch, corpus, drawn, save
-from underhood.language.family import read_network
-from underhood.language.weights import Weights
+from underhood.language.byte_models import MODELS, PHASES, batch, corpus, drawn, held_out_loss, loss_of, save
 
 BATCH, EVERY = 16, 100
-
-
-def loss_of(config, tensors, sequences):
-    """Nats a byte."""
-    logits = jax.vmap(read_network(config, Weights.of(tensors)))(sequences[:, :-1])
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, sequences[:, 1:]))
 
 
 def train(name: str, folder: Path, phase: int, steps: int, rate: float, share: float, longest: int) -> None:
@@ -64,18 +56,13 @@ def train(name: str, folder: Path, phase: int, steps: int, rate: float, share: f
 
 def main(out: Path, names: list[str], phases=PHASES) -> None:
     """Train what is not trained yet, and write how well it does on held-out text."""
-    held_out = corpus()[1]
-    rows = np.stack([held_out[one : one + LENGTH] for one in range(0, len(held_out) - LENGTH, LENGTH)])
     for name in names:
         folder, done = out / name, out / name / "training.json"
         folder.mkdir(parents=True, exist_ok=True)
         told = json.loads(done.read_text()) if done.exists() else {"sittings": 0}
         for phase in range(told["sittings"], len(phases[name])):
             train(name, folder, phase, *phases[name][phase])
-            tensors = safetensors.numpy.load_file(folder / "model.safetensors")
-            tensors = {key: tensor.astype(np.float32) for key, tensor in tensors.items()}
-            evaluate = jax.jit(lambda some, name=name, tensors=tensors: loss_of(MODELS[name], tensors, some))
-            loss = float(np.mean([evaluate(rows[one : one + 16]) for one in range(0, len(rows) - 15, 16)]))
+            loss = held_out_loss(MODELS[name], safetensors.numpy.load_file(folder / "model.safetensors"))
             done.write_text(json.dumps({"held_out_loss": loss, "sittings": phase + 1}) + "\n")
             print(f"{name}: {loss:.3f} nats a byte on held-out text", flush=True)
 

@@ -67,3 +67,44 @@ def test_notebooks_run_and_find_what_they_say(path):
         assert names["student"].held_out_loss < 1e-12
         assert names["found"].verdict == "linear-attention"
         assert len(names["figure"].axes) == 6
+
+
+@pytest.mark.slow
+def test_byte_models_train_and_open_again(tmp_path):
+    """A few steps of each, in a process without type checks; transformers computes the same from the folder."""
+    import subprocess
+    import sys
+
+    import numpy as np
+    import transformers
+
+    import underhood as uh
+
+    code = "import train_byte_models as t, pathlib, sys; t.main(pathlib.Path(sys.argv[1]), sys.argv[2:], "
+    code += "dict.fromkeys(t.PHASES, ((2, 1e-3, 0.5, 16), (1, 1e-3, 0.5, 16))))"
+    names = ["llama", "gru"]
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), *names], cwd=EXAMPLES, check=True, capture_output=True)
+    tokens = np.arange(32, 96)
+    with torch.no_grad():
+        public = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama")
+        wanted = public(torch.from_numpy(tokens)[None]).logits[0].numpy()
+    logits = uh.open_model(tmp_path / "llama").read_tokens(tokens).logits
+    assert np.abs(logits - wanted).max() <= 1e-4 * np.abs(wanted).max()
+    assert uh.open_model(tmp_path / "gru").read("text").logits.shape == (4, 256)
+
+
+@pytest.mark.parametrize("name", ["mamba", "qwen3_next", "llama"])
+def test_trained_models_are_those_that_transformers_reads(name):
+    import numpy as np
+    import transformers
+
+    import underhood as uh
+
+    folder, tokens = EXAMPLES / "byte-models" / name, np.frombuffer(b"The str.format method; see str.f", np.uint8)
+    model = uh.open_model(folder)
+    run = model.read("The str.format method; see str.f")
+    assert run.loss < 2.5
+    with torch.no_grad():
+        public = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        wanted = public(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].numpy()
+    assert np.abs(run.logits - wanted).max() <= 1e-4 * np.abs(wanted).max()

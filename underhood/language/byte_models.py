@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+import optax
+from jaxtyping import Array, Float, Int
 
 from underhood.architectures.deltanet.cell import GatedDeltaNet
 from underhood.architectures.gru.cell import GRU
@@ -19,7 +20,9 @@ from underhood.architectures.stack.cell import Stack
 from underhood.core.atomic import write_atomically
 from underhood.core.files import tensor_bytes, to_tensors
 from underhood.interop.bridges import bridge_of
+from underhood.language.family import read_network
 from underhood.language.tokens import byte_tokenizer
+from underhood.language.weights import Weights
 from underhood.layers.linear import Linear, lecun_normal
 
 LENGTH = 128  # bytes of a training sequence, and one to predict
@@ -151,3 +154,17 @@ def save(config: dict[str, Any], tensors: dict[str, Any], folder: Path) -> None:
     write_atomically(folder / "model.safetensors", tensor_bytes(half, {"format": "pt"}))
     write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     write_atomically(folder / "tokenizer.json", (json.dumps(byte_tokenizer(), ensure_ascii=False) + "\n").encode())
+
+
+def loss_of(config: dict[str, Any], tensors: dict[str, Any], sequences: Int[Array, "b t"]) -> Float[Array, ""]:
+    """Nats a byte."""
+    logits = jax.vmap(read_network(config, Weights.of(tensors)))(sequences[:, :-1])
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, sequences[:, 1:]))
+
+
+def held_out_loss(config: dict[str, Any], tensors: dict[str, Any]) -> float:
+    """Nats a byte on the text that is kept out."""
+    text, wide = corpus()[1], {name: np.asarray(tensor, np.float32) for name, tensor in tensors.items()}
+    rows = np.stack([text[one : one + LENGTH] for one in range(0, len(text) - LENGTH, LENGTH)])
+    evaluate = jax.jit(lambda some: loss_of(config, wide, some))
+    return float(np.mean([evaluate(rows[one : one + 16]) for one in range(0, len(rows) - 15, 16)]))
