@@ -19,7 +19,7 @@ from underhood.core.errors import UnderhoodError
 from underhood.core.foreign import as_function, converter_of
 from underhood.core.model import AbstractModel
 from underhood.core.threads import threads_for
-from underhood.decompiler.from_outputs.diagnosis import diagnose
+from underhood.decompiler.from_outputs.diagnosis import FUNCTION, diagnose
 from underhood.decompiler.from_outputs.functions import require_instance
 from underhood.decompiler.from_outputs.hypotheses import LENGTH
 from underhood.decompiler.from_outputs.probe import TOLERANCE as BLACK_BOX_TOLERANCE
@@ -141,6 +141,8 @@ def _from_weights(
     if not structure.is_attention:
         some = structure.others if 0 < len(structure.others) < reading.d_out else None
         diagnosis = diagnose(reading, reading.d, LENGTH, INPUT_BOUND, seed, some)
+        for one in diagnosis:
+            one.pop(FUNCTION, None)
         return Found(NOT, _why_not(reading, structure), attention, scores, None, diagnosis, evidence=evidence)
     assert attention is not None
     verdict = LINEAR if structure.decays == (1.0,) else DECAYED

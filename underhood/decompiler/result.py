@@ -82,6 +82,8 @@ class Found(Displayed):
     """Bound on the distance to the network, where its weights can be read."""
     diagnosis: list[dict[str, Any]] = field(default_factory=list)
     """Where the verdict is no: what it is instead, the likeliest first, each with `what`, `r2` and `remedy`."""
+    function: Any = None
+    """Where the verdict is no and the diagnosis names a function that was fitted, that function: softmax attention."""
     evidence: Evidence = field(kw_only=True)
     """What the answer rests on."""
 

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from underhood.algebra.quadratic import Array
+from underhood.core.errors import UnderhoodError
 from underhood.decompiler.from_outputs import hypotheses, regression
 from underhood.decompiler.from_outputs.functions import Batched
-from underhood.decompiler.from_outputs.hypotheses import SETTINGS, Hypothesis, Subject, Test, by_regression
+from underhood.decompiler.from_outputs.hypotheses import HELD, SETTINGS, Hypothesis, Subject, Test, by_regression
 from underhood.decompiler.from_outputs.parts import CONSTANT, LINEAR, MEMORYLESS, REST, Parts, parts_of
 from underhood.decompiler.from_outputs.questions import MOST_DECAYS
+from underhood.decompiler.from_outputs.softmax_heads import Recovered, recover_softmax
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Diagnosis:
 
 
 NONE = "none-of-these"
+FUNCTION = "function"  # where a diagnosis has the fitted function itself
 # Those that decide, in the order in which they are asked; then the simplest first.
 DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
@@ -111,8 +114,13 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         "softmax",
         "softmax attention: weights are positive and add up to one",
-        "Probe the layer without the normalisation, if it has such a mode.",
+        "Take the attention itself: `.function` of what was found is a `uh.SoftmaxAttention`.",
         hypotheses.is_softmax,
+    ),
+    Diagnosis(
+        "other-average",
+        "an average of values whose weights are not those of softmax attention with at most four heads",
+        "Look at the feature map and at the normaliser: `uh.FeatureAttention` has the usual ones.",
     ),
     Diagnosis(
         "delta-rule",
@@ -170,10 +178,31 @@ def diagnose(
         hypothesis = None if diagnosis.decides or diagnosis.test is None else diagnosis.test(subject)
         if hypothesis is not None and (hypothesis.certain or _explains(hypothesis.r2 or 0.0, subject.plain)):
             holding[diagnosis.what] = hypothesis
+    fitted = None
+    if "softmax" in holding:
+        fitted = recovered(call, d, length, input_bound, seed)
+        r2 = 0.0 if fitted is None else fitted.r2
+        what = "softmax" if r2 >= SETTINGS.explains else "other-average"
+        holding.pop("softmax")
+        holding[what] = Hypothesis(r2, certain=True)
     if not holding:
         return _by_parts(parts_of(subject.call, subject.fit, subject.held, subject.random))
     ranked = _ranked(holding)
-    return [diagnosis.as_data(holding[what]) for what in ranked for diagnosis in DIAGNOSES if diagnosis.what == what]
+    found = [diagnosis.as_data(holding[what]) for what in ranked for diagnosis in DIAGNOSES if diagnosis.what == what]
+    for one in found:
+        if one["what"] == "softmax" and fitted is not None:
+            one[FUNCTION] = fitted.attention
+    return found
+
+
+def recovered(call: Batched, d: int, length: int, input_bound: float, seed: int) -> Recovered | None:
+    """Softmax attention with one to four heads, out of the function itself."""
+    random = np.random.default_rng(seed)
+    xs = np.clip(random.standard_normal((HELD, length, d)), -input_bound, input_bound)
+    try:
+        return recover_softmax(call, d, (xs, call(xs)), random, input_bound)
+    except (UnderhoodError, np.linalg.LinAlgError):
+        return None
 
 
 def objection(subject: Subject, *, to_attention: bool = False) -> dict[str, Any] | None:

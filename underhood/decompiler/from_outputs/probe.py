@@ -20,7 +20,7 @@ from underhood.core.memory import require_memory
 from underhood.core.threads import threads_for
 from underhood.decompiler.from_outputs.answer import PIECE, Fit, found_of, reason
 from underhood.decompiler.from_outputs.closeness import closeness_of, own_sequences
-from underhood.decompiler.from_outputs.diagnosis import diagnose, objection
+from underhood.decompiler.from_outputs.diagnosis import FUNCTION, diagnose, objection
 from underhood.decompiler.from_outputs.functions import Batched, as_numpy_function
 from underhood.decompiler.from_outputs.hypotheses import Subject, is_rough
 from underhood.decompiler.from_outputs.questions import ChosenInputs
@@ -204,7 +204,9 @@ def _probe(call: Batched, settings: Settings, against: LinearAttention | None) -
         diagnosis = diagnose(call, d, settings.length, settings.input_bound, settings.seed, some)
     else:
         diagnosis = [objected]
-    return replace(found, diagnosis=diagnosis, reason=reason(NOT, fit, settings, diagnosis, 0, ()))
+    functions = [one.pop(FUNCTION) for one in diagnosis if FUNCTION in one]
+    why = reason(NOT, fit, settings, diagnosis, 0, ())
+    return replace(found, diagnosis=diagnosis, reason=why, function=next(iter(functions), None))
 
 
 def _is_near(

@@ -1,9 +1,10 @@
 """Softmax attention out of a callable, head by head, from sequences of two steps.
 
-    E(u, b) = f([b + u, b]) + f([b − u, b]) − 2 f([b]) = Σ_h tanh(z_h/2) V_h u,   z_h = uᵀ(M_h b + g_h),  M = W_KᵀW_Q
+    E(u, b) = f([b + u, b]) + f([b − u, b]) − 2 f([b]) = Σ_h tanh(z_h/2) V_h u,  z_h = uᵀ(M_h b + g_h)
 
-For small u and b this is a linear attention, ½ Σ_h V_h u (uᵀM_h b), of which the heads are found as those of one are. But
-there any A mixes them, V′ = A⁻¹V with z′ = Aᵀz; how tanh bends for larger scores, and f([b]) = Σ_h V_h b, tell A.
+M = W_KᵀW_Q. For small u and b this is a linear attention, ½ Σ_h V_h u (uᵀM_h b), whose heads are found as those of
+one are. But there any A mixes them, V′ = A⁻¹V with z′ = Aᵀz. How tanh bends for larger scores, and f([b]) = Σ_h V_h b,
+tell A.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class _Averages(ChosenInputs):
         return (bent(self.call, u, b) - bent(self.call, u, -b)) / scale**3
 
 
-def bent(call: Batched, u: Float[Array, "*n d"], b: Float[Array, "*n d"]) -> Float[Array, "*n d_out"]:
+def bent(call: Batched, u: Float[Array, "... d"], b: Float[Array, "... d"]) -> Float[Array, "... d_out"]:
     """E(u, b)."""
     u, b = np.broadcast_arrays(u, b)
     shape, d = u.shape[:-1], u.shape[-1]
@@ -170,9 +171,12 @@ def _mixing(call: Batched, values: Array, key_query: Array, offsets: Array, rand
         return np.concatenate([(bends / size).ravel(), (sums / whole).ravel()])
 
     best, least = np.eye(count), np.inf
-    for _ in range(SETTINGS.starts):
+    shares = np.linalg.lstsq(together.transpose(0, 2, 1).reshape(-1, count), steady.ravel(), rcond=None)[0]
+    for index in range(SETTINGS.starts):
         turn = np.linalg.qr(random.standard_normal((count, count)))[0]
         start = np.linalg.inv(whiten @ turn)
+        if index % 2 == 0:  # such that heads add up to what they should
+            start = np.linalg.solve(start.T, shares)[:, None] * start
         try:
             most = SETTINGS.evaluations * (start.size + 1)
             found = scipy.optimize.least_squares(missed, start.ravel(), method="lm", xtol=1e-12, max_nfev=most)
