@@ -90,6 +90,28 @@ def foreign_files() -> Iterator[tuple[str, list[str], bytes]]:
         yield f"{kind} npz", arguments, buffer.getvalue()
         for name, content in _torch_files(plain):
             yield f"{kind} {name}", arguments, content
+    yield from _by_layer()
+
+
+def _by_layer() -> Iterator[tuple[str, list[str], bytes]]:
+    """Files whose formats name their layers: Keras's HDF5 and ONNX."""
+    import h5py
+    import onnx
+
+    random, gates = np.random.default_rng(0), 3
+    kernel, recurrent, bias = (random.normal(size=size).astype(np.float32) for size in ((2, 12), (4, 12), (2, 12)))
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        for name, array in {"kernel": kernel, "recurrent_kernel": recurrent, "bias": bias}.items():
+            file[f"gru/gru/{name}:0"] = array
+    yield "keras h5", [], buffer.getvalue()
+    arrays = {"w": kernel.T[None], "r": recurrent.T[None], "b": bias.reshape(1, -1)}
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    node = onnx.helper.make_node("GRU", ["x", *arrays], ["y"], hidden_size=4, linear_before_reset=1)
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "xy"]
+    graph = onnx.helper.make_graph([node], "g", ends[:1], ends[1:], tensors)
+    assert len(kernel.T) == gates * 4
+    yield "onnx", [], onnx.helper.make_model(graph, producer_name="torture").SerializeToString()
 
 
 def _torch_files(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, bytes]]:

@@ -62,7 +62,7 @@ def read_file(path: str | os.PathLike[str], part: str = "", *, guess: bool = Fal
     if content.startswith(GGUF):
         remedy = "Take the safetensors checkpoint that it was made from, or write its tensors with `gguf` and np.savez."
         raise UnderhoodError(f"{path} is a GGUF file, whose blocks are quantised", remedy=remedy)
-    if Path(path).suffix == ".onnx":
+    if Path(path).suffix == ".onnx" or _is_onnx(content):
         return Source({}, chains=read_onnx(path, content), ordered=True)
     tensors, description = _named(path, content, part, guess)
     wide = {name: as_float(f"{path}: {printable(name)}", tensor) for name, tensor in unwrapped(tensors).items()}
@@ -82,6 +82,11 @@ def _named(path: Any, content: bytes, part: str, guess: bool) -> tuple[dict[str,
         return _read_torch(path, content, part, guess)
     header, tensors = read_tensors(path)
     return tensors, _description(path, header)
+
+
+def _is_onnx(content: bytes) -> bool:
+    """A protocol buffer with the version in field 1, then the producer or the graph."""
+    return content[:1] == b"\x08" and content[2:3] in (b"\x12", b"\x3a") and content[8:9] != b"{"
 
 
 def _is_keras(path: Any, content: bytes) -> bool:
