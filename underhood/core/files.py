@@ -46,7 +46,18 @@ def model_kinds() -> tuple[str, ...]:
 
 
 def save(model: Any, path: str | os.PathLike[str], provenance: dict[str, Any] | None = None) -> Path:
-    """Write `model` to `path`, whole or not at all; `provenance` is kept in the header as it is."""
+    """Write a model to a file, whole or not at all (docs/format.md).
+
+    **Arguments:**
+
+    - `model`: a model of this package.
+    - `path`: the file; what was there before is replaced.
+    - `provenance`: kept in the header as it is, plain JSON.
+
+    **Returns:**
+
+    The path.
+    """
     return write_atomically(path, model_bytes(model, provenance))
 
 
@@ -84,7 +95,16 @@ def tensor_bytes(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> by
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """Read a model; anything that is not exactly one is refused with a reason."""
+    """Read a model; anything that is not exactly one is refused with a reason.
+
+    **Arguments:**
+
+    - `path`: a file that `save` or `underhood` wrote, or one made by hand after docs/format.md.
+
+    **Returns:**
+
+    The model, in the dtype of its file.
+    """
     return load_with_header(path)[0]
 
 

@@ -97,11 +97,30 @@ def fit_levenberg(
     checkpoint: Callable[[Progress], Any] | None = None,
     resume: Progress | None = None,
 ) -> LevenbergResult:
-    """A gated RNN for the sequences `xs` (b, t, d) and outputs `ys` (b, t, d_o), or (b, d_o) with targets_at="last".
+    """min_w ½ mean |f_w(x) − y|² over gated RNNs of Eq. 2, by Levenberg–Marquardt in float64.
 
-    `lambdas` are fixed to 0 and 1, or free in [0, 1]. `max_iterations` holds for each start, `max_total_iterations` for
-    all of them. `callback(iteration, loss, damping, restart)` may return True to stop; `checkpoint(progress)` sees what
-    `resume` takes. `symmetry` are sign changes of the task to average over, as `task.symmetry()` gives them.
+    **Arguments:**
+
+    - `xs`: sequences `(b, t, d)`.
+    - `ys`: the outputs wanted, `(b, t, d_o)`, or `(b, d_o)` with `targets_at="last"`.
+    - `held_out`: sequences and outputs that the result is tested with.
+    - `seed`: of the random starts.
+    - `lambdas`: "fixed" to 0 and 1, or "free" in [0, 1].
+    - `hidden`, `pre_readout`: the most neurons of the network in the end; as few as are needed unless given.
+    - `targets_at`: "every" step, or the "last" alone.
+    - `symmetry`: sign changes of the task to average over, as `task.symmetry()` gives them.
+    - `target_loss`: the held-out loss to stop at.
+    - `max_seconds`: time after which the fit is given up.
+    - `max_iterations`: of each start; `max_total_iterations`: of all of them.
+    - `restarts`: how many starts may follow one that stalls.
+    - `prune`: whether neurons are taken away once the target is met.
+    - `callback`: `callback(iteration, loss, damping, restart)`, which may return True to stop.
+    - `checkpoint`: called with what `resume` takes, after each iteration.
+    - `resume`: where an earlier call stood.
+
+    **Returns:**
+
+    The network, its losses and sizes, and how the fit ended.
     """
     began = time.monotonic()
     xs, ys = check_sequences(xs, ys, targets_at)

@@ -18,7 +18,17 @@ def task_settings(name: str) -> dict[str, Any]:
 
 
 def make_task(name: str, **settings: Any) -> AbstractTask:
-    """A task of the registry, with its own settings: `make_task("linear-regression", examples=20)`."""
+    """A task of the registry, with its own settings: `make_task("linear-regression", examples=20)`.
+
+    **Arguments:**
+
+    - `name`: of the task; an unknown one lists them all.
+    - `settings`: of this task; `underhood train --list` prints them with their defaults.
+
+    **Returns:**
+
+    The task.
+    """
     known = task_settings(name)
     for setting, value in settings.items():
         if setting not in known:
