@@ -101,9 +101,12 @@ def test_a_faithful_map_passes_and_a_shuffled_one_fails():
     assert list(trust.sensitivity) == [1, 3, 8]
     assert trust.passed and all(value > 0.999 for value in trust.sensitivity.values())
     row = found.contributions(-1)
-    order = np.append(np.random.default_rng(3).permutation(23), 23)
-    shuffled = uh.AttentionMap(found.weights, "exact", found.completeness, source=lambda t: row[order], rows=(23,))
-    assert not uh.faithfulness(shuffled, attention, xs).passed
+    for seed in range(3):
+        order = np.append(np.random.default_rng(seed).permutation(23), 23)
+        wrong = uh.AttentionMap(
+            found.weights, "exact", found.completeness, source=lambda t, order=order: row[order], rows=(23,)
+        )
+        assert not uh.faithfulness(wrong, attention, xs).passed
 
 
 def test_planted_cancellation_warns():
