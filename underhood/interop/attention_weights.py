@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from underhood.attention.linear import LinearAttention
+from underhood.attention.softmax import SoftmaxAttention
 from underhood.core.errors import UnderhoodError
 from underhood.interop.tensors import Tensors, listed
 
@@ -84,3 +85,20 @@ def _blocks(name: str, weight: np.ndarray, heads: int) -> np.ndarray:
     if len(weight) % heads:
         raise UnderhoodError(f"expected rows of {name} that {heads} heads divide", f"{len(weight)} rows")
     return weight.reshape(heads, -1, weight.shape[1])
+
+
+def softmax_from(tensors: Tensors, heads: int) -> SoftmaxAttention:
+    """The tensors of a torch.nn.MultiheadAttention as causal softmax attention, with its biases and 1/√d_k."""
+    if "in_proj_weight" not in tensors or any(name in tensors for name in ("bias_k", "bias_v")):
+        remedy = "It needs one size of queries, keys and values, and no bias_k or bias_v."
+        raise UnderhoodError("expected a torch.nn.MultiheadAttention with in_proj_weight", listed(tensors), remedy)
+    query, key, value = np.split(np.asarray(tensors["in_proj_weight"], np.float64), 3)
+    output = np.asarray(tensors["out_proj.weight"], np.float64)
+    joint = np.asarray(tensors.get("in_proj_bias", np.zeros(3 * len(query))), np.float64)
+    of_query, _, of_value = np.split(joint, 3)  # a bias of keys moves all scores of a query alike
+    bias = output @ of_value + np.asarray(tensors.get("out_proj.bias", np.zeros(len(output))), np.float64)
+    dtype = tensors["in_proj_weight"].dtype
+    parts = (_values(value, output, heads), _blocks("w_key", key, heads), _blocks("w_query", query, heads))
+    biases = (of_query.reshape(heads, -1), bias) if np.any(joint) or np.any(bias) else (None, None)
+    arrays = (None if part is None else part.astype(dtype) for part in (*parts, *biases))
+    return SoftmaxAttention(*arrays, scale=(len(query) // heads) ** -0.5)

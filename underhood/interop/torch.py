@@ -20,6 +20,7 @@ from underhood.core.errors import UnderhoodError
 from underhood.core.extras import require
 from underhood.core.files import from_tensors, tensor_bytes
 from underhood.core.model import AbstractModel
+from underhood.interop.attention_weights import softmax_from
 from underhood.interop.bridges import BRIDGES, UNSUPPORTED, Bridge, bridge_of, public_form, qualified_name
 from underhood.interop.checked import Checked, check
 from underhood.interop.own_names import candidates
@@ -90,6 +91,8 @@ def from_torch(module: Any) -> AbstractModel:
         raise UnderhoodError("this module is on the meta device, without weights", remedy="Load its weights first.")
     if hasattr(module, "program"):  # our own class: what it computes is written in it
         return from_tensors(module.underhood["ours"], state_dict_of(module), type(module).__name__)
+    if type(module) is torch.nn.MultiheadAttention:  # of each step to itself and those before, as a causal mask has it
+        return softmax_from(state_dict_of(module), module.num_heads)
     if public_bridge(module) is not None:
         return from_module(module)
     model = _by_names(module)
