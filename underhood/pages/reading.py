@@ -94,9 +94,12 @@ def _rows(heads: Heads) -> list[dict[str, Any]]:
 
 def _maps_warning(maps: dict[int, AttentionMap]) -> str:
     """What the reader must know before believing a map."""
-    open_ = [index for index, found in maps.items() if found.completeness > ROUNDING]
+    adds_up = {index: found for index, found in maps.items() if found.kind != "deletion"}
+    open_ = [index for index, found in adds_up.items() if found.completeness > ROUNDING]
     held = sorted({found.kind for found in maps.values()})
     said = "Maps hold gates, norms and softmax weights at their values: what a token does through those is not in them."
+    if "deletion" in held:
+        said += " A deletion map shows what changes without a token, and need not add up."
     if "jacobian" in held:
         said += " A Jacobian shows slopes."
     if open_:
