@@ -74,7 +74,9 @@ def at_point(browser, t, s, *, click=False):
 
 @pytest.mark.parametrize("xs", [[[1, 2, 3], [4]], [["a", "b", "c"]]])
 def test_what_is_no_sequence_is_refused(xs, tmp_path):
-    with pytest.raises(uh.UnderhoodError, match="its rows numbers; got list|expected numbers as inputs; got the dtype"):
+    with pytest.raises(
+        uh.UnderhoodError, match=r"its rows numbers; got list|expected numbers as inputs; got the dtype"
+    ):
         uh.attend(attention(), xs, tmp_path / "m.html", tokens=["a"])
 
 
