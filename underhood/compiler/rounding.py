@@ -4,7 +4,7 @@
     fl(Σ_{i≤n} w_i x_i) is off by at most γ_n Σ |w_i x_i|,   γ_n = n u/(1 − n u), in whatever order it is added up
 
 Every function takes errors in, adds its own, and assumes nothing of their signs. Three assumptions are left, which
-tests/compiler/test_rounding.py looks at: elementary functions are within `ELEMENTARY` units of what they should be;
+tests/compiler/test_bounds.py looks at: elementary functions are within `ELEMENTARY` units of what they should be;
 equal rows of a product of matrices X Wᵀ, as equal numbers in such a function, come out equal; and a sum over time is
 a chain of additions, or chunks of 32 (layers/memory.py). Where a construction cancels what signals have in common,
 their size is known to be smaller than a sum of absolute values: it is then given.

@@ -1,4 +1,4 @@
-"""What Table 3 calls impossible: gated RNN → GRU in two layers, and attention → GRU in one.
+"""Where Table 3 has a dash: gated RNN → GRU in two layers, and attention → GRU in one.
 
 Appendix A.3 argues that a GRU cannot form (w·x)(a·x), because h_{t-1} leaks into it. The leak is the way to do it.
 Let the update gate nearly shut, z_t = σ(b + ε w·x_t) ≈ δ e^{ε w·x_t} with δ = σ(b) tiny. Then
