@@ -26,8 +26,10 @@ SWEEP = ("spec.json", "results.jsonl", ".lock", "models", "jobs")
 
 def run(scale: str, workers: int, seed: int) -> list[Tally]:
     count = COUNTS[scale]
-    calls = [partial(links, count, seed), partial(escapes, count, seed), partial(lies, count, seed)]
-    return in_processes(calls, workers)
+    # Networks are made, and answers judged, in processes of their own: one that has started jax cannot fork children.
+    (files,) = in_processes([healthy.model_files], 1)
+    found = in_processes([partial(links, count, seed), partial(escapes, files, count, seed)], workers)
+    return [*found, *in_processes([partial(lies, count, seed)], 1)]
 
 
 def links(count: int, seed: int) -> Tally:
@@ -96,10 +98,9 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def escapes(count: int, seed: int) -> Tally:
+def escapes(files: dict[str, bytes], count: int, seed: int) -> Tally:
     """Names of tensors, headers, results and files with bytes that a terminal obeys."""
     tally, random = Tally("hostile", "names that a terminal would obey"), Random(f"{seed} escapes")
-    files = healthy.model_files()
     for _ in range(count):
         with tempfile.TemporaryDirectory() as temporary:
             word = "".join(random.sample(OBEYED, 3)) + "x"

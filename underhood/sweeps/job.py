@@ -91,7 +91,8 @@ def own_results(job: dict[str, Any], answer: Any) -> list[Result]:
     for run in (RunSpec(**settings) for settings in job["runs"]):
         record, network = found.get(run.id, ({}, None))
         if _is_record_of(run, record) and isinstance(network, bytes | None):
-            results.append((record, network if job["keep_models"] else None))
+            own = {**record, "id": run.id, **run.as_dict()}  # 0 equals False, and is read as another setting
+            results.append((own, network if job["keep_models"] else None))
         else:
             results += failures({**job, "runs": [run.as_dict()]}, "its worker gave no sound record of it", own=False)
     return results
