@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -130,14 +131,14 @@ class PolynomialFeatures(AbstractFeatures):
 
     def keys(self, k: Float[Array, "*t h k"]) -> Float[Array, "*t h m"]:
         steps = np.arange(self.degree + 1, dtype=k.dtype)
-        product = None
+        product = jnp.ones((), k.dtype)
         for i in range(self.powers.shape[2]):
             raised = [jnp.ones_like(k[..., i])]
             for _ in range(self.degree):
                 raised.append(raised[-1] * k[..., i])
             chosen = (self.powers[:, :, i, None] == steps[None, None]).astype(k.dtype)
             factor = jnp.einsum("...hn,hmn->...hm", jnp.stack(raised, axis=-1), chosen)
-            product = factor if product is None else product * factor
+            product = product * factor
         return product
 
     def queries(self, q: Float[Array, "*t h k"]) -> Float[Array, "*t h m"]:

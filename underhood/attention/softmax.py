@@ -183,7 +183,7 @@ class SoftmaxAttention(AbstractAttention):
         keys, values, filled = past
         return jnp.einsum("hts,hsv->htv", self._softmax(queries, keys, at, filled), values)
 
-    def _softmax(self, queries: Array, keys: Array, at: Array, filled: Array) -> Float[Array, "h r s"]:
+    def _softmax(self, queries: Array, keys: Any, at: Array, filled: Any) -> Float[Array, "h r s"]:
         place = jnp.arange(keys.shape[1])
         seen = (place[None] <= at[:, None]) & (filled[None] > 0)
         if self.window:

@@ -145,7 +145,8 @@ def register_average(name: str, divider: Divider) -> None:
     DIVIDERS.register(name)(divider)
 
 
-class _Signal(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Signal:
     """|meant| ≤ size ≤ 1, |computed − meant| ≤ error."""
 
     size: Float[np.ndarray, " n"]
@@ -288,7 +289,8 @@ def _rounding(
     """2 V X/(κ₀ − X) for each head and value, V ≤ 1, and what the values' own errors add."""
     signal = _linear(forms, envelope)
     for stage in stages[1:]:
-        signal = _product(*(signal.handed_on(envelope)[side] for side in (stage.first, stage.other)), envelope)
+        signals = signal.handed_on(envelope)
+        signal = _product(signals[stage.first], signals[stage.other], envelope)
     signal = signal.handed_on(envelope, SIGNAL_ROUNDINGS)
     rounding = []
     for places, kernel in zip(reading.heads, source.kernels, strict=True):

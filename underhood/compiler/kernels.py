@@ -142,8 +142,8 @@ class _Scaled(NamedTuple):
 def _scaled(queries: Rows, keys: Rows, input_bound: float) -> _Scaled:
     most = [input_bound * np.abs(rows[:, :-1]).sum(axis=1) + np.abs(rows[:, -1]) for rows in (queries, keys)]
     scales = [np.exp2(np.ceil(np.log2(np.where(each > 0, each * (1 + BEYOND), 1.0)))) for each in most]
-    rows = (one / scale[:, None] for one, scale in zip((queries, keys), scales, strict=True))
-    return _Scaled(*rows, scales[0] * scales[1], most[0] * most[1])
+    asked, kept = (rows / scale[:, None] for rows, scale in zip((queries, keys), scales, strict=True))
+    return _Scaled(asked, kept, scales[0] * scales[1], most[0] * most[1])
 
 
 def _fewest(rows: _Scaled, bound: float, error: float, degree: int | None) -> Kernel:

@@ -13,7 +13,7 @@ their size is known to be smaller than a sum of absolute values: it is then give
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -28,7 +28,8 @@ CHUNK = 32  # steps that a matrix memory adds up at once
 Array = np.ndarray
 
 
-class Signal(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Signal:
     """|meant| ≤ size, |computed − meant| ≤ error."""
 
     size: Float[Array, "*n"]

@@ -108,7 +108,7 @@ class Target:
     in_paper: dict[str, int | None]
     """source → layers after Table 3; None is its dash."""
 
-    def choose(self, source: Source, layers: int | None) -> tuple[int, Way]:
+    def choose(self, source: object, layers: int | None) -> tuple[int, Way]:
         """The construction with `layers` layers, or the fewest that hold this source; else a refusal that says why."""
         column = source_kind(source)
         counts = sorted(count for name, count in self.ways if name == column)

@@ -96,7 +96,7 @@ def _claims(module: Any, field: dataclasses.Field[Any]) -> Iterator[Claim]:
             size = check_shapes(value)[name] if size is None else size
             yield Claim(field.name, dimension, size, name, f"{size} {name}")
     choices = dimensions_of(type(module), field.name)
-    if not choices or not hasattr(value, "shape"):
+    if not choices or value is None or not hasattr(value, "shape"):
         return
     shape, shown = np.shape(value), " or ".join(f"({', '.join(map(_shown, names))})" for names in choices)
     fitting = next((dimensions for dimensions in choices if len(dimensions) == len(shape)), None)

@@ -20,7 +20,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -97,7 +97,7 @@ class Rule(ABC):
 
     def compiled(self, to: str, d_x: int, d_y: int) -> AbstractModel:
         """The algorithm with these parameters as a recurrent network, where a construction is known."""
-        return algorithm_network(self.name, to=to, d_x=d_x, d_y=d_y, **self.parameters)
+        return algorithm_network(self.name, to=to, d_x=d_x, d_y=d_y, **cast(dict[str, Any], self.parameters))
 
     def network(self, d_x: int) -> Callable[[Float[Array, "... steps d"]], Float[Array, "... steps d_y"]]:
         """As a network of (x, y): at each step the prediction at its x from what came before."""

@@ -357,7 +357,8 @@ class _Columns:
     """A map that is made some steps at a time, for the rows asked for, with their contributions where they fit."""
 
     def __init__(self, outputs: np.ndarray, rows: tuple[int, ...], length: int, reduce: Reduce) -> None:
-        self.outputs, self.rows, self.length, self.reduce = outputs, np.array(rows), length, reduce
+        self.outputs, self.rows, self.length = outputs, np.array(rows), length
+        self.reduce: Reduce = reduce
         size = outputs.shape[1]
         maps = size if reduce == "none" else 1
         shape, itemsize = (len(rows), length), outputs.itemsize

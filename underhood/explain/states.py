@@ -16,6 +16,7 @@ from typing import Any, SupportsIndex
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -106,7 +107,7 @@ def states(model: Any, xs: Any) -> States:
         start = model.initial_state()
         leaves, structure = jax.tree.flatten(start)
         require_memory(2 * len(sequence) * sum(leaf.nbytes for leaf in leaves), f"the states of {len(sequence)} steps")
-        every, outputs = _run(model, sequence, start)
+        every, outputs = _run(model, jnp.asarray(sequence), start)
     parts = dict(zip(_names(model, start), map(np.asarray, jax.tree.leaves(every)), strict=True))
     return States(parts, np.asarray(outputs), structure, tuple(map(np.asarray, leaves)))
 

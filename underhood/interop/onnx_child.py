@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import weakref
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _write(file: BinaryIO, message: bytes) -> None:
+def _write(file: IO[bytes], message: bytes) -> None:
     file.write(struct.pack("<Q", len(message)) + message)
     file.flush()
 

@@ -112,7 +112,9 @@ def _layer(path: Any, onnx: Any, node: Any, known: dict[str, np.ndarray], graph:
         raise UnderhoodError(f"{path}: expected W (1, {gates}·n, d) and R (1, {gates}·n, n) of {where}", got)
     b = known.get(inputs[3]) if inputs[3] else np.zeros((len(w), 2 * w.shape[1]), w.dtype)
     if b is None or b.shape != (len(w), 2 * w.shape[1]):
-        raise UnderhoodError(f"{path}: expected B ({len(w)}, {2 * w.shape[1]}) of {where}", np.shape(b))
+        raise UnderhoodError(
+            f"{path}: expected B ({len(w)}, {2 * w.shape[1]}) of {where}", None if b is None else b.shape
+        )
     options: dict[str, Any] = {}
     if name == "gru":
         options = {"reset_after": bool(said.get("linear_before_reset", 0))}

@@ -163,7 +163,7 @@ def layers_in(tensors: Tensors) -> tuple[list[Found], set[str]]:
         w, v = tensors[names["w_ih"]], tensors[names["w_hh"]]
         if w.ndim != 2 or v.ndim != 2 or not v.size:
             raise UnderhoodError(f"expected matrices {names['w_ih']} and {names['w_hh']}", f"{w.shape} and {v.shape}")
-        biases = [tensors[names[name]] if name in names else None for name in ("b_ih", "b_hh")]
+        b_ih, b_hh = (tensors[names[name]] if name in names else None for name in ("b_ih", "b_hh"))
         called = {f"{'weight' if key[0] == 'w' else 'bias'}_{key[2:]}": name for key, name in names.items()}
-        found.append(Found(where.rstrip("._"), level, w, v, *biases, backward=backward, names=called))
+        found.append(Found(where.rstrip("._"), level, w, v, b_ih, b_hh, backward=backward, names=called))
     return found, taken

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from underhood.core.errors import UnderhoodError
 from underhood.core.memory import require_memory
 from underhood.explain.attention_map import attention_map
-from underhood.explain.maps import AttentionMap, Completeness
+from underhood.explain.maps import AttentionMap, Completeness, Reduce
 from underhood.language.groups import only
 from underhood.language.softmax import SoftmaxMixer
 
@@ -32,7 +32,7 @@ def map_of(reading: Any, layer: Any, head: Any, settings: dict[str, Any]) -> Att
     return attention_map(mixer, xs, **settings)
 
 
-def softmax_map(mixer: SoftmaxMixer, xs: Float[np.ndarray, "t d"], reduce: str = "norm", **settings: Any) -> Any:
+def softmax_map(mixer: SoftmaxMixer, xs: Float[np.ndarray, "t d"], reduce: Reduce = "norm", **settings: Any) -> Any:
     """c[t, s] = W_o (g_t ⊙ α[t, s] v_s) over the heads: exact, with the softmax weights and gates held."""
     if settings.get("kind") not in (None, "exact"):
         raise UnderhoodError("expected kind exact for softmax attention", repr(settings["kind"]))

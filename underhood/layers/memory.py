@@ -57,7 +57,7 @@ class Signals(NamedTuple):
     def held(self) -> Signals:
         """As they are; constants but for the values where a layer is held."""
         q, k, log_decay, left, right = (signal if signal is None else gate(signal) for signal in self.gates)
-        return Signals(q, k, self.v, log_decay, left, right)
+        return self._replace(q=q, k=k, log_decay=log_decay, left=left, right=right)
 
 
 def memory_step(state: Memory, now: Signals) -> tuple[Memory, Inexact[Array, "h v"]]:

@@ -159,7 +159,7 @@ def rendered(figure: Figure, suffix: str, metadata: dict[str, Any] | None = None
         "png": {"Software": SOFTWARE},
         "svg": {"Title": SOFTWARE, "Date": None},
     }
-    with matplotlib.rc_context(SAVING), warnings.catch_warnings():
+    with matplotlib.rc_context(dict[Any, Any](SAVING)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a letter that the font lacks is drawn as a box
         for text in figure.findobj(Text):
             text.set_fontfamily(FONT)

@@ -91,8 +91,13 @@ class RunSpec(BaseModel):
     def make_config(self, checkpoint_every: int) -> FitConfig:
         """How it is trained, but for its rates, which are a member's: of the config's own only the ratio counts."""
         every = min(checkpoint_every, self.steps)
-        sizes = {"steps": self.steps, "batch_size": self.batch_size, "checkpoint_every": every}
-        return FitConfig(l2=self.l2, anneal_l2=self.anneal_l2, **sizes)
+        return FitConfig(
+            steps=self.steps,
+            batch_size=self.batch_size,
+            checkpoint_every=every,
+            l2=self.l2,
+            anneal_l2=self.anneal_l2,
+        )
 
     def _task_settings(self) -> dict[str, Any]:
         known = task_settings(self.task)

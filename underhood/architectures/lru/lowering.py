@@ -206,7 +206,8 @@ def _sparse_errors(
     of_keys = before.amplification * projected + arithmetic.cast
     of_queries = after.amplification * (opened + adding) + after.gain * (2 * projected + 2 * opened + arithmetic.cast)
     limits = (1 + before.truncation) * (1 + after.truncation) - 1
-    bounds, errors = norm_bounds(heads, *(float(np.expm1(part)) for part in (of_values, of_keys, of_queries)), limits)
+    values, keys, queries = (float(np.expm1(part)) for part in (of_values, of_keys, of_queries))
+    bounds, errors = norm_bounds(heads, values, keys, queries, limits)
     largest = positive(heads.value_bounds) * np.max(heads.steps) * d_key * (1 + heads.steps[:, None])
     underflow = 64 * inputs * before.amplification * after.amplification * arithmetic.least
     return bounds, errors + heads.left_out + underflow * (np.abs(heads.out) @ largest.ravel() + 1)

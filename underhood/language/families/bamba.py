@@ -69,9 +69,15 @@ def read_falcon_h1(settings: dict[str, Any], weights: Weights) -> Network:
         return Block((Branch(first, both), Branch(second, _mlp(settings, layer.under("feed_forward")))))
 
     blocks, norm = layers_of(settings, block), body.norm("final_layernorm", d, eps)
-    scales = {"embedding_scale": float(settings["embedding_multiplier"])}
-    scales |= {"logit_scale": float(settings["lm_head_multiplier"])}
-    return assembled(settings, weights, blocks, norm, body="model", **scales)
+    return assembled(
+        settings,
+        weights,
+        blocks,
+        norm,
+        body="model",
+        embedding_scale=float(settings["embedding_multiplier"]),
+        logit_scale=float(settings["lm_head_multiplier"]),
+    )
 
 
 def _mlp(settings: dict[str, Any], weights: Weights) -> GatedMLP:

@@ -47,9 +47,15 @@ def read_granite(settings: dict[str, Any], weights: Weights) -> Network:
         return Block((Branch(first, mixer, scale=scale), Branch(second, _mlp(settings, layer), scale=scale)))
 
     blocks, norm = layers_of(settings, block), body.norm("norm", d, eps)
-    scales = {"embedding_scale": positive(settings, "embedding_multiplier")}
-    scales |= {"logit_scale": 1 / positive(settings, "logits_scaling")}
-    return assembled(settings, weights, blocks, norm, body="model", **scales)
+    return assembled(
+        settings,
+        weights,
+        blocks,
+        norm,
+        body="model",
+        embedding_scale=positive(settings, "embedding_multiplier"),
+        logit_scale=1 / positive(settings, "logits_scaling"),
+    )
 
 
 def _mlp(settings: dict[str, Any], layer: Weights) -> Any:

@@ -16,7 +16,12 @@ attention_bias rope_theta rope_parameters rope_scaling full_attention_interval v
 video_token_id vision_start_token_id vision_end_token_id output_gate_type attn_output_gate mtp_num_hidden_layers
 mtp_use_dedicated_embeddings mamba_ssm_dtype
 """
-_SIZES = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32, "vocab_size": 248320}
+_SIZES: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "vocab_size": 248320,
+}
 _SIZES |= {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256, "hidden_act": "silu"}
 _SIZES |= {"rms_norm_eps": 1e-6, "partial_rotary_factor": 0.25, "tie_word_embeddings": False}
 _PICTURES = ("mtp.", "model.visual.", "visual.")
