@@ -199,7 +199,8 @@ def lower_average(divider: Divider, source: Averages, envelope: Envelope) -> Low
     reading = _reading(source, {item: place for place, item in enumerate(stages[-1].items)}, scales)
     forms = np.stack([_form(source, item, scales) for item in stages[0].items])
     layer = divider.make(reading, envelope)
-    cells = [_gated(*stages[at + 1 : at + 3], len(stages[at].items)) for at in range(0, len(stages) - 1, 2)]
+    steps = range(0, len(stages) - 1, 2)
+    cells = [_gated(stages[at + 1], stages[at + 2], len(stages[at].items)) for at in steps]
     readout = Linear(np.eye(len(source.bias), layer.d_out), source.bias)
     model = Stack(Linear(forms[:, :-1], forms[:, -1]), (*cells, layer), readout)
     most = np.sum(bounds, axis=0) + np.abs(source.bias)
