@@ -36,7 +36,7 @@ def backwards(model, xs, products="values"):
         outputs, back = jax.vjp(run, jnp.asarray(xs), jnp.ones(len(xs)))
         aims = jnp.zeros((2, *outputs.shape)).at[np.arange(2), ROW, np.arange(2)].set(1)
         by_input, by_bias = jax.vmap(back)(aims)
-        return np.asarray(outputs), np.asarray((by_input * xs).sum(axis=2) + by_bias)[:, : ROW + 1].T
+        return np.asarray(outputs), np.asarray((by_input * xs[None]).sum(axis=2) + by_bias)[:, : ROW + 1].T
 
 
 @pytest.mark.parametrize("name", MARKED)

@@ -88,9 +88,16 @@ def attention_map(
     """
     _check(model, reduce, kind)
     ask = _Ask(layer, reduce, kind, baseline, rows, target, state, permutations, seed)
-    if np.ndim(xs) == 3:
+    if _is_batch(xs):
         return [_map_of(model, one, ask, progress) for one in np.asarray(xs)]
     return _map_of(model, xs, ask, progress)
+
+
+def _is_batch(xs: Any) -> bool:
+    try:
+        return np.ndim(xs) == 3
+    except (TypeError, ValueError):  # rows of different lengths: `sequence_of` refuses them
+        return False
 
 
 class _Ask(NamedTuple):
@@ -365,7 +372,7 @@ class _Columns:
         require_memory(maps * len(rows) * length * itemsize, f"{maps} maps of {length} steps", "Use reduce='norm'.")
         self.weights = np.zeros((maps, *shape), outputs.dtype)
         self.lengths = np.zeros(shape)
-        keeps = len(rows) * length * size * itemsize <= KEPT
+        keeps = len(rows) == 1 or len(rows) * length * size * itemsize <= KEPT  # `_Again` asks for single rows
         self.kept = np.zeros((*shape, size), outputs.dtype) if keeps else None
         self.told, self.own = np.zeros(outputs.shape), np.zeros(outputs.shape)
 
@@ -460,11 +467,16 @@ class _Again:
             raise UnderhoodError(f"expected one of the rows {sorted(self.places)}"[:80], t)
         aim = None if self.where.directions is None or place is None else self.where.directions[place : place + 1]
         with settings_of(self.model):
-            outputs = np.asarray(self.model.scan(self.xs, self.where.state)[0])
-            where = self.where._replace(rows=(t,), directions=aim)
+            state = jax.tree.map(jnp.asarray, self.where.state)  # of NumPy's after a pickle
+            outputs = np.asarray(self.model.scan(self.xs, state)[0])
+            where = self.where._replace(rows=(t,), directions=aim, state=state)
             made = _by_columns(self.model, self.xs, outputs, self.ask.kind or "deletion", self.ask, where, None)
         assert made.source is not None
         return made.source(t)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Outside of the model's precision, jax would read an array of its own in float64 back as float32.
+        return {**vars(self), "where": self.where._replace(state=jax.tree.map(np.asarray, self.where.state))}
 
 
 def _picked(source: _Rows, outputs: np.ndarray, ask: _Ask, where: _Where) -> AttentionMap:
@@ -474,18 +486,9 @@ def _picked(source: _Rows, outputs: np.ndarray, ask: _Ask, where: _Where) -> Att
     aimed = outputs[list(rows)] if directions is None else np.sum(outputs[list(rows)] * directions, 1, keepdims=True)
     reduce: Reduce = ask.reduce if directions is None else "sum"
     columns = _Columns(aimed, rows, len(outputs), reduce)
-    places = {row: index for index, row in enumerate(rows)}
-
-    def of(t: int) -> np.ndarray:
-        row = source.row(t)
-        if directions is None:
-            return row
-        if t not in places:
-            raise UnderhoodError(f"expected one of the rows {sorted(places)}"[:80], t)
-        return row @ directions[places[t]][:, None]
-
+    aimed_source = _Aimed(source, rows, directions)
     for index, t in enumerate(rows):
-        row = of(t)
+        row = aimed_source.row(t)
         turned = row.T[:, None]
         columns.weights[:, index, : t + 1] = _sizes(turned, reduce)[:, 0]
         columns.lengths[index, : t + 1] = np.linalg.norm(row, axis=1)
@@ -494,7 +497,24 @@ def _picked(source: _Rows, outputs: np.ndarray, ask: _Ask, where: _Where) -> Att
     cancels = Cancellation.of(aimed, columns.lengths.sum(axis=1))
     complete = Completeness.of(aimed, columns.told)
     kind = source.shares()[1]
+    of = aimed_source.row
     return AttentionMap(columns.weights, kind, complete, reduce, names, of, None, cancels, where.rows, directions)
+
+
+class _Aimed:
+    """Rows of a map that is made of shares, in the directions asked for."""
+
+    def __init__(self, source: _Rows, rows: tuple[int, ...], directions: np.ndarray | None) -> None:
+        self.source, self.directions = source, directions
+        self.places = {row: index for index, row in enumerate(rows)}
+
+    def row(self, t: int) -> Float[np.ndarray, "s size"]:
+        row = self.source.row(t)
+        if self.directions is None:
+            return row
+        if t not in self.places:
+            raise UnderhoodError(f"expected one of the rows {sorted(self.places)}"[:80], t)
+        return row @ self.directions[self.places[t]][:, None]
 
 
 def _sizes(block: np.ndarray, reduce: Reduce) -> np.ndarray:
