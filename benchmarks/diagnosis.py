@@ -144,6 +144,17 @@ def softmax(one: Instance) -> Function:
     return call
 
 
+def other_average(one: Instance) -> Function:
+    def call(xs: np.ndarray) -> np.ndarray:
+        total = np.zeros(xs.shape)
+        for head in range(one.heads):
+            scores = np.tril((1 + np.tanh(one.scores(xs, head) / one.d)) ** 2 + 0.1)
+            total += scores / scores.sum(axis=1, keepdims=True) @ (xs @ one.values[head].T)
+        return total
+
+    return call
+
+
 def delta_rule(one: Instance) -> Function:
     rate = one.random.uniform(0.1, 1.0) / one.d
 
@@ -237,6 +248,7 @@ CLASSES: dict[str, Callable[[Instance], Function]] = {
     "constant-inputs": constant_inputs,
     "several-decays": several_decays,
     "softmax": softmax,
+    "other-average": other_average,
     "delta-rule": delta_rule,
     "degree": degree,
     "constant-part": constant_part,

@@ -46,7 +46,7 @@ def test_it_is_the_equations():
 
 def test_shapes_that_do_not_fit_are_refused():
     cell = random_cell()
-    with pytest.raises(uh.UnderhoodError, match="expected heads that divide 6 keys and 10 values; got 4"):
+    with pytest.raises(uh.UnderhoodError, match="values = 10 as in v_proj, heads = 4"):
         GLA(**{**vars(cell), "heads": 4})
-    with pytest.raises(uh.UnderhoodError, match="expected k_proj of 6 rows and 4 columns; got 10 × 4"):
+    with pytest.raises(uh.UnderhoodError, match="expected k_proj with 6 rows .*; got 10 rows"):
         GLA(**{**vars(cell), "k_proj": cell.v_proj})

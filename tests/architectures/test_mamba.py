@@ -75,5 +75,5 @@ def test_biases_are_the_equations():
 
 def test_wrong_shapes_are_refused():
     cell = random_cell()
-    with pytest.raises(uh.UnderhoodError, match=r"x_proj of shape \(11, 10\)"):
+    with pytest.raises(uh.UnderhoodError, match=r"x_proj of shape \(rank \+ 2 × state, .*; got shape \(10, 10\)"):
         dataclasses.replace(cell, x_proj=cell.x_proj[:-1])

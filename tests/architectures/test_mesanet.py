@@ -51,7 +51,7 @@ def test_it_is_the_equations():
 
 def test_shapes_that_do_not_fit_are_refused():
     cell = random_cell()
-    with pytest.raises(uh.UnderhoodError, match=r"lambda_params of shape \(6\)"):
+    with pytest.raises(uh.UnderhoodError, match=r"lambda_params of shape \(keys\) with keys = 6 .*; got shape \(2,\)"):
         MesaNet(**{**vars(cell), "lambda_params": np.ones(2)})
     with pytest.raises(uh.UnderhoodError, match="expected a positive lambda_lower_bound"):
         MesaNet(**{**vars(cell), "lambda_lower_bound": -1.0})

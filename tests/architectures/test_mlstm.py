@@ -121,5 +121,5 @@ def test_input_gates_beyond_the_range_of_exp_do_not_overflow():
 
 def test_shapes_that_do_not_fit_are_refused():
     cell = cell_of(layer())
-    with pytest.raises(uh.UnderhoodError, match=r"proj_up\.weight of shape \(24, ≥1\)"):
+    with pytest.raises(uh.UnderhoodError, match="proj_up with 24 rows"):
         MLSTM(**{**vars(cell), "proj_up": cell.proj_down})

@@ -70,7 +70,7 @@ def test_keys_of_length_0_have_a_gradient():
 
 def test_shapes_that_do_not_fit_are_refused():
     cell = random_cell()
-    with pytest.raises(uh.UnderhoodError, match=r"x_g of shape \(4\)"):
+    with pytest.raises(uh.UnderhoodError, match=r"x_g of shape \(d\) with d = 4"):
         RWKV7(**{**vars(cell), "x_g": np.ones(3)})
-    with pytest.raises(uh.UnderhoodError, match="expected a_lora of 6 rows"):
+    with pytest.raises(uh.UnderhoodError, match="expected a_lora with 6 rows"):
         RWKV7(**{**vars(cell), "a_lora": type(cell.a_lora)(np.ones((2, 4)), np.ones((5, 2)))})

@@ -27,7 +27,7 @@ def test_an_answer_has_the_keys_of_the_contract_and_a_diagnosis_where_it_is_no()
 def test_the_evidence_of_a_decompiled_network(figure_1):
     found = uh.decompile(figure_1(uh.random_attention(2, seed=1)))
     seen = found.evidence
-    assert len(dataclasses.fields(Found)) <= 7
+    assert len(dataclasses.fields(Found)) <= 8
     assert seen.deviation <= seen.tolerance and seen.neurons is not None and seen.tensor is not None
     assert (found.hidden_before, found.hidden_after) == (6, 5)
     assert found.reduced is seen.smallest.network and found.reduced_change < 1e-12

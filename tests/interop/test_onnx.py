@@ -123,7 +123,7 @@ def test_a_graph_as_a_function(tmp_path):
     assert input_size(tmp_path / "w.onnx") == 4
     assert function(xs).shape == (20, 5)
     assert agree(function(xs), model(xs), np.float32)
-    with pytest.raises(uh.UnderhoodError, match=r"failed on a sequence of shape \(20, 3\)"):
+    with pytest.raises(uh.UnderhoodError, match=r"failed on a sequence of shape \(1, 20, 3\)"):
         function(sequence(20, 3))
     with pytest.raises(uh.UnderhoodError, match="Use the graph of the whole sequence"):
         as_callable(tmp_path / "w.step.onnx")

@@ -214,7 +214,9 @@ def test_config_json_beside_a_file_is_believed(tmp_path):
     falcon = next(bridge for bridge in BRIDGES.values() if bridge.name == "FalconMambaMixer")
     torch.manual_seed(0)
     settings = {"hidden_size": 6, "intermediate_size": 12, "state_size": 4, "conv_kernel": 4, "time_step_rank": 2}
-    module = falcon.build(settings)
+    module = falcon.build(settings)  # with whatever stood in memory
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
     state = {f"backbone.layers.0.mixer.{name}": tensor for name, tensor in module.state_dict().items()}
     torch.save(state, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text(

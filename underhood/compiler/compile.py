@@ -273,7 +273,7 @@ def _too_far(request: _Request, form: Any, lowered: Lowered) -> UnderhoodError:
         within, beyond = (middle, beyond) if meets(middle) else (within, middle)
     limit = f"The longest horizon that can be promised is {within}" if within else "No horizon can be promised"
     remedy = f"{limit} at tolerance {request.tolerance:g}; raise the order, the tolerance, or the precision."
-    promise = f"expected an error bound within {SETTINGS.slack:g} × the tolerance {request.tolerance:g}"
-    rule = f"{promise} from {request.target.name} at order {request.order}"
+    limit_of = f"{SETTINGS.slack:g} × the tolerance {request.tolerance:g}"
+    rule = f"expected an error bound within {limit_of} from {request.target.name} at order {request.order}"
     got = f"{lowered.relative_bound:.2g} in {envelope.dtype} at horizon {envelope.horizon}"
     return UnderhoodError(rule, got, remedy)

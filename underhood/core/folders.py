@@ -70,7 +70,7 @@ class Folder:
                     inner = os.open(name, flags, dir_fd=descriptor)
                 except OSError as error:
                     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                        what = f"not a folder of its own: {self.top.joinpath(*self.inner[: depth + 1])}"
+                        what = f"expected a folder, not a link: {self.top.joinpath(*self.inner[: depth + 1])}"
                         raise UnderhoodError(what, _kind_of(name, descriptor), _REMEDY) from None
                     raise
                 os.close(descriptor)
@@ -108,7 +108,7 @@ class Folder:
             with self._opened() as descriptor:
                 mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
             if stat.S_ISLNK(mode):
-                raise UnderhoodError(f"not a file of its own: {self.path / name}", "a link", _REMEDY)
+                raise UnderhoodError(f"expected a file, not a link: {self.path / name}", "a link", _REMEDY)
 
     def read(self, name: str) -> bytes:
         """The content of a file, or one line on why not."""
@@ -151,7 +151,9 @@ class Folder:
                 descriptor = os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=folder)
             except OSError as error:
                 if error.errno == errno.ELOOP:
-                    raise UnderhoodError(f"not a file of its own: {self.path / name}", "a link", _REMEDY) from None
+                    raise UnderhoodError(
+                        f"expected a file, not a link: {self.path / name}", "a link", _REMEDY
+                    ) from None
                 raise
         found = os.fstat(descriptor)
         writes = flags & (os.O_WRONLY | os.O_RDWR)
@@ -160,7 +162,9 @@ class Folder:
         os.close(descriptor)
         if (what := SPECIAL.get(stat.S_IFMT(found.st_mode))) is not None:
             raise UnderhoodError(f"not a regular file: {self.path / name} is {what}")
-        raise UnderhoodError(f"not a file of its own: {self.path / name}", "a second name of another", _REMEDY)
+        raise UnderhoodError(
+            f"expected a file with one name, not a link: {self.path / name}", "a second name of another", _REMEDY
+        )
 
     def remove(self, *names: str) -> None:
         """These files, those that are there."""

@@ -177,7 +177,9 @@ def _mismatch(claim: Claim, used: dict[str, int], known: dict[str, Known]) -> Un
     by_source: dict[str, list[str]] = {}
     for name, size in used.items():
         source = known[name].source if name in known else ""
-        by_source.setdefault("" if source in (name, claim.field) else f" as in {source}", []).append(f"{name} = {size}")
+        by_source.setdefault("" if source in ("", name, claim.field) else f" as in {source}", []).append(
+            f"{name} = {size}"
+        )
     sizes = ", ".join(" and ".join(names) + source for source, names in by_source.items())
     if claim.wanted.startswith("shape"):
         return UnderhoodError(f"expected {claim.field} of {claim.wanted}{sizes and f' with {sizes}'}", claim.got)

@@ -111,7 +111,9 @@ def reading(
         if kind is None:
             return _by_shapes(source, part, beside)
         if source.chains:
-            raise UnderhoodError("this file names its own layers", f"kind={kind!r}", "Leave out `kind`.")
+            raise UnderhoodError(
+                "expected no kind for a file that names its own layers", f"kind={kind!r}", "Leave out `kind`."
+            )
         tensors = part_of(source.tensors, part) if part else source.tensors
         return Reading(_of_kind(tensors, kind, source.description, beside, **options))
     except UnderhoodError as error:
@@ -137,7 +139,7 @@ def _of_kind(
         through_bridge = kind != ATTENTION and kind not in RECURRENT and _public(tensors, kind) is not None
         if (said is not None and said.kind != f"{kind}-cell") or (said is None and through_bridge):
             got = f"kind={kind!r}"
-            rule = f"{where} says these are weights of the model type {printable(config['model_type'])}"
+            rule = f"{where}: expected weights of the model type {printable(config['model_type'])}"
             raise UnderhoodError(rule, got, "Move the file elsewhere if it is of another model.")
         if said is not None and through_bridge:
             return read_layer(said, tensors, config, where)

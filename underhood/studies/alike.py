@@ -37,7 +37,9 @@ def map_rows(
 ) -> list[Row]:
     """How far the two maps are apart on `xs`, or their `last` rows; at most `most` is asked."""
     maps = (attention_map(one, xs) for one in (network, attention))
-    same = compare_maps(*(replace(one, weights=one.weights[:, -1:]) if last else one for one in maps))
+    same = compare_maps(
+        *(replace(one, weights=one.weights[:, -1:], rows=(one.length - 1,)) if last else one for one in maps)
+    )
     return [
         Row(f"{what}, 1 − correlation", None, max(1 - same.correlation, 0.0), at_most(most)),
         Row(f"{what}, largest difference", None, same.largest_difference, at_most(most)),

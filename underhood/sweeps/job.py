@@ -57,7 +57,7 @@ def run_job(job: dict[str, Any], folder: str | None = None) -> list[Result]:
     runs = [RunSpec(**run) for run in job["runs"]]
     where = None if folder is None else Path(folder)
     if where is not None and where.is_symlink():
-        raise UnderhoodError(f"not a folder of its own: {where}", "a link", "Remove it, or choose another `out`.")
+        raise UnderhoodError(f"expected a folder, not a link: {where}", "a link", "Remove it, or choose another `out`.")
     try:
         if runs[0].optimizer == "levenberg":
             return [_second_order(run, job) for run in runs]

@@ -123,7 +123,7 @@ def require_trainable(model: str, layers: int, optimizer: str, task: AbstractTas
     if optimizer == "levenberg" and not chosen.second_order:
         raise UnderhoodError(f"levenberg does not train {model}", remedy=remedy)
     if optimizer == "levenberg" and layers > 1:
-        raise UnderhoodError("levenberg trains one layer", layers, "Leave out `layers`.")
+        raise UnderhoodError("expected one layer for levenberg", layers, "Leave out `layers`.")
     if optimizer == "levenberg" and task is not None and task.second_order is None:
         raise UnderhoodError(f"levenberg does not train on {task.name}", remedy=remedy)
     if chosen.most_layers is not None and layers > chosen.most_layers:
