@@ -48,5 +48,5 @@ def test_shapes_that_do_not_fit_are_refused():
     cell = random_cell()
     with pytest.raises(uh.UnderhoodError, match="values = 10 as in v_proj, heads = 4"):
         GLA(**{**vars(cell), "heads": 4})
-    with pytest.raises(uh.UnderhoodError, match="expected k_proj with 6 rows .*; got 10 rows"):
+    with pytest.raises(uh.UnderhoodError, match=r"expected k_proj with 6 rows .*; got 10 rows"):
         GLA(**{**vars(cell), "k_proj": cell.v_proj})
