@@ -181,7 +181,7 @@ def test_a_worker_that_dies_fails_its_own_job_alone(tmp_path, monkeypatch):
             yield job["id"], run_job(job)
 
     monkeypatch.setattr(local, "_pooled", pooled)
-    local.run_here(jobs, Folder(tmp_path / "jobs"), 2, found.extend)
+    local.run_here(jobs, Folder(tmp_path / "jobs"), 2, lambda job, ended: found.extend(ended))
     told = {record["hidden"]: record["status"] for record, _ in found}
     assert told == {jobs[0]["runs"][0]["hidden"]: "failed", jobs[1]["runs"][0]["hidden"]: "done"}
 
