@@ -10,6 +10,7 @@ from tests.compiler.diagonal import DECAYS, MANY, SOURCES, attention, holds
 from tests.compiler.test_compile import gated_source
 from underhood.architectures.griffin.lowering import attention_to_griffin
 from underhood.compiler.envelope import Envelope
+from underhood.compiler.forms import rank_revealed
 from underhood.compiler.verify import measure
 
 
@@ -25,20 +26,20 @@ def test_one_layer_holds_attention_that_decays(source):
 
 def test_a_gated_rnn_takes_two_layers():
     assert holds(gated_source(), "griffin", 1e-6).layers == 2
-    with pytest.raises(uh.NotConstructible, match="griffin needs 2 layers here: the branch reads the input"):
+    with pytest.raises(uh.NotConstructible, match="griffin needs 2 layers here: no construction with one layer"):
         uh.compile(gated_source(), to="griffin", layers=1)
 
 
 def test_numbers_of_the_state():
     """2 d_v (d_k + 1) and one that sees the first input."""
-    model = attention_to_griffin(attention(4, 1), Envelope(4.0, 10, np.dtype(np.float64)), 1).model
+    model = attention_to_griffin(rank_revealed(attention(4, 1)), Envelope(4.0, 10, np.dtype(np.float64)), 1).model
     assert model.hidden == 2 * 4 * 5 + 1
 
 
 def test_without_its_watch_for_the_first_input_it_fails():
     """Negative control: the first input would count 1/√(1 − a²) times."""
     source, envelope = attention(3, 1), Envelope(4.0, 50, np.dtype(np.float64))
-    model = attention_to_griffin(source, envelope, 1).model
+    model = attention_to_griffin(rank_revealed(source), envelope, 1).model
     (cell,) = model.cells
     weight = np.array(cell.input_gate.weight)
     weight[0, -1] = 0

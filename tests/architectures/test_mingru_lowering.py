@@ -11,6 +11,7 @@ from tests.compiler.test_compile import gated_source
 from underhood.architectures.mingru.cell import MinGRU
 from underhood.architectures.mingru.lowering import attention_to_mingru, to_mingru
 from underhood.compiler.envelope import Envelope
+from underhood.compiler.forms import rank_revealed
 from underhood.layers.convolution import Convolution
 
 
@@ -68,31 +69,44 @@ def test_two_layers_hold_attention_and_so_do_three(source, layers):
 
 @pytest.mark.parametrize("source", [DECAYS["one head"]])
 def test_decays_take_three(source):
-    holds(source, "mingru", 1e-5, layers=3)
+    holds(source, "mingru", 1e-5, layers=3, horizon=120)
+    # The bound adds up what every step may round, over the decay: at 200 steps it is 0.0012 of the largest output.
+    with pytest.raises(uh.UnderhoodError, match="The longest horizon that can be promised is 129 "):
+        uh.compile(source, to="mingru", layers=3, horizon=200)
     with pytest.raises(uh.NotConstructible, match="decay"):
         uh.compile(source, to="mingru", layers=2)
     assert uh.compile(source, to="mingru", horizon=20).layers == 3  # as many as it needs, unless told
 
 
 @pytest.mark.parametrize(
-    ("decay", "promised"), [(0.5, True), (0.1, True), (0.05, True), (1e-3, False), (2**-23, False)]
+    ("decay", "horizon", "refused"),
+    [
+        (0.5, 50, None),
+        (0.1, 25, None),
+        (0.05, 15, None),
+        (0.1, 50, "The longest horizon that can be promised is 29 "),
+        (0.05, 50, "The longest horizon that can be promised is 20 "),
+        (1e-3, 50, "No horizon can be promised"),
+        (2**-23, 50, "No horizon can be promised"),
+    ],
 )
-def test_small_decays_are_within_the_bound_or_refused(decay, promised):
-    """h = (P − F)/λ: what the two sums err by counts 1/λ times."""
+def test_small_decays_are_within_the_bound_or_refused(decay, horizon, refused):
+    """h = (P − F)/λ: what the two sums err by counts 1/λ times, and the more so the longer they are."""
     weights = np.random.default_rng(0).normal(size=(3, 1, 2, 2))
     source = uh.LinearAttention(*weights, np.array([decay]))
-    if not promised:
-        with pytest.raises(uh.UnderhoodError, match="No horizon can be promised"):
-            uh.compile(source, to="mingru", horizon=50)
+    if refused:
+        with pytest.raises(uh.UnderhoodError, match=refused):
+            uh.compile(source, to="mingru", horizon=horizon)
         return
-    compiled = uh.compile(source, to="mingru", horizon=50)
+    compiled = uh.compile(source, to="mingru", horizon=horizon)
     assert compiled.max_abs_error <= compiled.error_bound
-    xs = np.random.default_rng(1).uniform(-4, 4, (50, 2))
+    xs = np.random.default_rng(1).uniform(-4, 4, (horizon, 2))
     assert np.abs(compiled.model(xs) - source(xs)).max() <= compiled.error_bound
 
 
 def test_a_gated_rnn_takes_three():
-    assert holds(gated_source(), "mingru", 1e-5).layers == 3
+    # 1.5e4 measured: the largest output met is a sixth of the largest possible, and roundings met are of either sign.
+    assert holds(gated_source(), "mingru", 1e-5, factor=2e4).layers == 3
     with pytest.raises(uh.NotConstructible, match="mingru needs 3 layers here"):
         uh.compile(gated_source(), to="mingru", layers=2)
 
@@ -108,19 +122,25 @@ def test_a_product_that_is_forgotten_at_once_is_refused():
 
 def test_numbers_of_the_state():
     """Eight neurons a product, and 2 d + 1 that hand on."""
-    model = attention_to_mingru(attention(4, 1), Envelope(4.0, 10, np.dtype(np.float64)), 1).model
+    model = attention_to_mingru(rank_revealed(attention(4, 1)), Envelope(4.0, 10, np.dtype(np.float64)), 1).model
     assert model.hidden == 8 * 16 + 9
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize(("layers", "factor"), [(2, 1200), (3, 2000)])
 @pytest.mark.parametrize("source", MANY)
-def test_many_attentions(source, layers):
-    holds(source, "mingru", 1e-5, layers=layers)
+def test_many_attentions(source, layers, factor):
+    """The factors measured are up to 1070 and 1690: bounds have every step of two sums and a difference round alike."""
+    holds(source, "mingru", 1e-5, layers=layers, factor=factor)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_the_bound_of_three_layers_is_within_reach(dtype):
-    """Inputs that turn their sign at every step move the queries most, and find errors that constant ones do not."""
+@pytest.mark.parametrize(("dtype", "factor"), [("float64", 2000), ("float32", 7e4)])
+def test_the_bound_of_three_layers_is_within_reach(dtype, factor):
+    """Inputs that turn their sign at every step move the queries most, and find errors that constant ones do not.
+
+    The factors measured are 1750 and 5.8e4. The bound is made of roundings that all have one sign, divided by λ; in
+    float64 the error is mostly 2 λ. In float32 parts of the bound add up to 3.07, and e^3.07 − 1 = 20 times the largest
+    output possible says no more than that it is finite.
+    """
     compiled = uh.compile(attention(8, 2), to="mingru", layers=3, horizon=200, dtype=dtype, tolerance=1.0)
-    assert compiled.max_abs_error <= compiled.error_bound <= 1000 * compiled.max_abs_error
+    assert compiled.max_abs_error <= compiled.error_bound <= factor * compiled.max_abs_error

@@ -20,7 +20,7 @@ from underhood.architectures.stack.cell import Stack
 from underhood.compiler.decays import logit
 from underhood.compiler.envelope import Envelope, Typical, positive
 from underhood.compiler.forms import KeyValueForm, rank_revealed
-from underhood.compiler.linearise import Linearisation, best_scale, paired
+from underhood.compiler.linearise import Linearisation, best_scale, centred, paired
 from underhood.compiler.products import combined, copy_products, gated_products, local
 from underhood.compiler.rounding import ELEMENTARY, WEIGHT, Arithmetic, Signal
 from underhood.compiler.targets import Lowered, Way, register_target
@@ -111,9 +111,13 @@ def _affine(rows: np.ndarray, width: int) -> Linear:
 
 
 def _error(scheme: Linearisation, rounding: Typical, envelope: Envelope, far: float) -> float:
-    """Of a product, against its bound: linearisation and rounding of both pairs, and what a memory loses."""
+    """Of a product, against its bound: linearisation and rounding of both pairs, and what a memory loses.
+
+    Gates are around ½ at all inputs but the first: what they are off by there is chosen against, not the most anywhere.
+    """
     grown = (rounding.summing + 3 * rounding.step) * scheme.noise
-    return (2 * far + 1) * (scheme.truncation + grown) + 0.5 * LOSS[envelope.dtype]
+    truncation = centred(scheme.order, scheme.scale).truncation
+    return (2 * far + 1) * (truncation + grown) + 0.5 * LOSS[envelope.dtype]
 
 
 def _copies(

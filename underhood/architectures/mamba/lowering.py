@@ -203,7 +203,7 @@ def to_mamba(source: GatedRNN, envelope: Envelope, order: int) -> Lowered:
     written = outputs_of(Channels.join(memory, _at_once(a, now, np.eye(hidden), states)), keys, ones, x, arithmetic)
     written = written.known(whole.state_bounds)
     below = Signal(np.zeros(width), np.zeros(width))
-    below.size[:hidden], below.error[:hidden] = written
+    below.size[:hidden], below.error[:hidden] = written.size, written.error
     errors = outputs_of(second, nothing, nothing, below, arithmetic).error
     return Lowered(model, errors, whole.output_bounds)
 

@@ -113,7 +113,7 @@ def attention_to_mingru(form: KeyValueForm, envelope: Envelope, order: int) -> L
     memory, step = keys[:, None] * combine @ sums, (1 - lag) / lag * (now - late)
     asks = asked / queries[:, None]
     moving, moving_out = _sums(asks @ step / 2, memory, constant[0], rest, scheme)
-    scale = _cubic_scale(envelope)
+    scale = _cubic_scale(envelope, d)
     cubic, cubic_out = _cubic(
         asks @ (late - step), form.keys / keys[:, None] @ now, form.values @ now, constant[0], scale, rest
     )
@@ -157,10 +157,10 @@ def _attention_error(arithmetic: Arithmetic, scheme: Linearisation, scale: float
     return float(np.expm1(moving + cubic + 2 * lag))
 
 
-def _cubic_scale(envelope: Envelope) -> float:
-    """ε that balances its square with typical rounding, by 1/ε², and that of x − F, by 1/λε."""
+def _cubic_scale(envelope: Envelope, d: int) -> float:
+    """ε that balances its square with typical rounding, by 1/ε², and that of rows over x and F, 2 d terms, by 1/λε."""
     rounding = envelope.typical.around(float(logit(GATE[envelope.dtype])))
-    late = 16 * rounding.unit / LAG[envelope.dtype]
+    late = np.sqrt(2 * d) * rounding.unit / LAG[envelope.dtype]
 
     def error(scale: float) -> float:
         return scale**2 / 2 + (rounding.summing + 2 * rounding.step) / scale**2 + late / scale
