@@ -35,7 +35,7 @@ def test_a_link_in_a_sweep_folder_changes_nothing_outside(name, link, tmp_path):
         with Store(folder).opened({}, resume=True) as store:
             store.add(record())
     except UnderhoodError as error:
-        assert "not a file of its own" in str(error)
+        assert "not a link" in str(error)
     assert victim.read_bytes() == content
 
 
